@@ -594,9 +594,7 @@ struct ps_batchnorm_unfold {
 };
 
 /* mixed = softmax(scale q k') v for each sequence and head, the scores never in memory; logsum = log of each row's sum of exp(scale
- * q k'). mixed, q, k, v [S, h, N, e], any strides but the last, 1; logsum [S, h, N] (type statistics). CUDA's tf32 takes mixed, q,
- * k and v, all four, of fp16 too, which has as long a mantissa, where e is even and tensors begin at multiples of 8 bytes, rows and
- * heads at even elements. Dao et al. 2022.
+ * q k'). mixed, q, k, v [S, h, N, e], any strides but the last, 1; logsum [S, h, N] (type statistics). Dao et al. 2022.
  * q and k may be [S, h, N, m, e] too, their heads' columns in m pieces: residual attention's, of m layers (docs/design.md, section
  * 3). */
 struct ps_attention {
@@ -607,7 +605,7 @@ struct ps_attention {
 /* Its gradient, the scores computed again: with A = softmax(scale q k') and G = A * (d_mixed v' - delta): dq = scale G k, dk =
  * scale G' q, dv = A' d_mixed; delta = the sum over e of d_mixed mixed, which is that
  * over a row of A * (d_mixed v'), whichever is at hand: mixed and logsum are those of attention. mixed, q, k, v as in attention;
- * dq, dk, dv, d_mixed likewise, but never of fp16 in tf32; delta, logsum [S, h, N] (type statistics). dq and dk are in pieces where
+ * dq, dk, dv, d_mixed likewise; delta, logsum [S, h, N] (type statistics). dq and dk are in pieces where
  * q and k are; with `accumulate` they are +=. */
 struct ps_attention_backward {
     struct ps_tensor dq, dk, dv, delta, d_mixed, mixed, logsum, q, k, v;
@@ -670,7 +668,8 @@ struct ps_encoder_sizes {
 struct ps_encoder_forward {
     struct ps_tensor stream, weights, parameters;
     struct ps_encoder_sizes sizes;
-    void *kept; /* as many bytes as encoder_prepare asked for */
+    void *kept;
+    size_t kept_bytes; /* that encoder_prepare asked for, whatever the batch */
     const struct ps_embed_forward *embed;
     const struct ps_head_step *head;
 };
@@ -693,6 +692,7 @@ struct ps_encoder_backward {
     struct ps_tensor du, gradients, dy, stream, weights, parameters;
     struct ps_encoder_sizes sizes;
     void *kept;
+    size_t kept_bytes;
     const struct ps_embed_backward *embed;
     const struct ps_head_gradient *head;
     const struct ps_adamw *update;
@@ -824,7 +824,7 @@ struct ps_kernels {
     /* The name of the way that an operation would take with these arguments; nothing runs, and no tensor's memory is read. NULL: it
      * would refuse them, or has one way only. Products: warp, tiny, split, rows, long, gradient, gradient16, wgmma16, panel,
      * cublaslt; gemm_bias and gemm_gradient also apart, when their parts follow one another as operations of their own. Attention:
-     * warp_fp16, warp_float, tiled. docs/kernels.md says which takes what. NULL where no operation has several. */
+     * warp_float, tiled. docs/kernels.md says which takes what. NULL where no operation has several. */
     const char *(*way)(const struct ps_kernels *k, enum ps_op op, const void *arguments);
     /* What is enqueued between BEGIN and END runs beside what follows END, until JOIN: what follows that waits for both. One at a
      * time; a BEGIN before the JOIN goes on behind what the one before began. Each wants a JOIN before a capture ends. NULL where

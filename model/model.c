@@ -477,7 +477,9 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
             snprintf(why, sizeof why, "%s", ps_error_message());
             status = ps_fail(PS_UNSUPPORTED, "runtime.fusion: layer does not serve this model: %s", why);
         }
-        if (status == PS_OK && options->if_faster && m->encoder.slower) {
+        if (status == PS_OK && options->if_faster && k->precision == PS_TF32 && !shape->revin) {
+            status = ps_fail(PS_UNSUPPORTED, "rows of level layer in tf32 end at 65504, which windows without RevIN may pass");
+        } else if (status == PS_OK && options->if_faster && m->encoder.slower) {
             status =
                 ps_fail(PS_UNSUPPORTED, "level layer is slower than level gemm for d_model %lld and %lld sequences of %lld patches",
                         (long long)shape->d_model, (long long)(batch * shape->channels), (long long)ps_patches(shape));
@@ -645,6 +647,7 @@ static enum ps_status encode(struct ps_model *m, const struct ps_step_state *sta
                                                                   .parameters = flat_tensor(m, m->parameters, k->parameter),
                                                                   .sizes = encoder_sizes(m, state, training),
                                                                   .kept = m->kept,
+                                                                  .kept_bytes = m->encoder.kept_bytes,
                                                                   .embed = embed,
                                                                   .head = head});
     }
@@ -717,6 +720,7 @@ static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_s
                                                                     .parameters = flat_tensor(m, m->parameters, k->parameter),
                                                                     .sizes = encoder_sizes(m, state, training),
                                                                     .kept = m->kept,
+                                                                    .kept_bytes = m->encoder.kept_bytes,
                                                                     .embed = embed,
                                                                     .head = head,
                                                                     .update = update,

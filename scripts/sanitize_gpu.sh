@@ -27,7 +27,7 @@ export PS_TEST_SMALL=1 OMP_WAIT_POLICY=passive PS_PROGRAMS=$build
 # A suite, one of its cases (CK_RUN_CASE), or a share of a case (PS_TEST_SHARD) is a process of its own: the tools are slow on the
 # host's side.
 parts=(test_optim test_session test_model:differences "test_model:layer halves")
-for precision in fp32 tf32 fp16 bf16; do
+for precision in tf32 fp16 bf16; do
     parts+=("test_model:every $precision" "test_model:step $precision")
 done
 
@@ -38,7 +38,7 @@ done
 # These reach every kernel, which is enough for what lies within a block. What is read and written beside a tensor also hangs on the
 # sizes: memcheck takes these cases too.
 beside=(test_random test_model:model "test_model:layer shifted")
-for precision in fp32 tf32 fp16 bf16; do
+for precision in tf32 fp16 bf16; do
     beside+=("test_model:layer $precision")
 done
 

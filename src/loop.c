@@ -399,7 +399,10 @@ static enum ps_status went_wrong(struct ps_session *s, uint64_t lost)
         "optim.clip_norm, or leave such steps out with train.on_nonfinite: skip; the last checkpoint is of a step before",
         (unsigned long long)step, (unsigned long long)((step - 1) / (uint64_t)s->steps_per_epoch + 1),
         lost ? "the loss" : "a gradient", n, layout->n, first < 0 ? "none" : layout->table[first].name,
-        s->kernels->precision == PS_FP16 ? "fp16 ends at 65504: take bf16 or tf32, " : "");
+        s->kernels->precision == PS_FP16 ? "fp16 ends at 65504: take bf16 or tf32, "
+        : s->kernels->precision == PS_TF32 && s->level == PS_LEVEL_LAYER
+            ? "rows of level layer end at 65504: take runtime.fusion: gemm, "
+            : "");
 }
 
 enum ps_status ps_session_train_epoch(struct ps_session *s, const struct ps_epoch_watch *watch, int *finished, double *loss)

@@ -17,8 +17,8 @@
 
 enum { MAX_TENSORS = 32, GUARD = 64 };
 
-/* Which type a tensor has follows from the table. KEPT: REAL, or fp16 where CUDA's tf32 may have that. */
-enum role { REAL, PARAMETER, STATISTICS, DOUBLE, INDEX, KEPT };
+/* Which type a tensor has follows from the table. */
+enum role { REAL, PARAMETER, STATISTICS, DOUBLE, INDEX };
 enum mode { IN, OUT, ADD }; /* read; "=": poisoned first; "+=" or in place: preloaded */
 enum fill { NORMAL, POSITIVE };
 
@@ -185,7 +185,7 @@ static inline void call_round(struct call *c, enum ps_type type)
 {
     for (int i = 0; i < c->buffers; i++) {
         double *values = c->values + c->buffer[i].begin;
-        for (int64_t j = 0; (c->buffer[i].role == REAL || c->buffer[i].role == KEPT) && j < c->buffer[i].count; j++) {
+        for (int64_t j = 0; c->buffer[i].role == REAL && j < c->buffer[i].count; j++) {
             values[j] = rounded_to(type, values[j]);
         }
     }

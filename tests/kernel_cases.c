@@ -1802,8 +1802,8 @@ static int attention_size(int index, int64_t *size)
     return 0;
 }
 
-/* The same where q, k, v and mixed may be of fp16. */
-static int kept_attention_size(int index, int64_t *size)
+/* At the edges of tiles, in other layouts: heads that rows hold in part, wide ones, odd numbers of them. */
+static int attention_edges_size(int index, int64_t *size)
 {
     static const int64_t patches[] = {1, 15, 16, 17, 42, 48, 49, 64, 65, 96, 110, 128, 130},
                          heads[][2] = {{2, 8}, {4, 16}, {5, 8}, {2, 4}, {1, 32}, {3, 64}};
@@ -1817,17 +1817,17 @@ static int kept_attention_size(int index, int64_t *size)
     return 1;
 }
 
-void ps_attention_call(struct call *c, const int64_t *size, enum role kept, int mixed_by_row, int by_row)
+void ps_attention_call(struct call *c, const int64_t *size, int mixed_by_row, int by_row)
 {
     c->arguments.attention.scale = 0.5 / sqrt((double)size[3]); /* a score's rounding in tf32, of its size, is its weight's error */
     c->may_refuse = size[3] > 64 || size[2] > 1024;
-    place_heads(c, 0, kept, OUT, size, mixed_by_row);
+    place_heads(c, 0, REAL, OUT, size, mixed_by_row);
     place_dense(c, 1, STATISTICS, OUT, NORMAL, 3, size);
     for (int slot = 2; slot < 5; slot++) {
-        place_heads(c, slot, kept, IN, size, by_row);
+        place_heads(c, slot, REAL, IN, size, by_row);
     }
-    call_label(c, "[%lld, %lld, %lld, %lld]%s%s", (long long)size[0], (long long)size[1], (long long)size[2], (long long)size[3],
-               by_row ? " by row" : "", kept == KEPT ? " kept" : "");
+    call_label(c, "[%lld, %lld, %lld, %lld]%s", (long long)size[0], (long long)size[1], (long long)size[2], (long long)size[3],
+               by_row ? " by row" : "");
 }
 
 static int build_attention(struct call *c, int index)
@@ -1836,7 +1836,7 @@ static int build_attention(struct call *c, int index)
     if (!attention_size(index, size)) {
         return 0;
     }
-    ps_attention_call(c, size, REAL, index % 3 == 1, index % 2);
+    ps_attention_call(c, size, index % 3 == 1, index % 2);
     for (int64_t i = 0; size[2] == GROWING && i < size[0] * size[1] * size[2] * size[3]; i++) { /* exact in every type */
         set_value(c, 2, i, rint(4 * get_value(c, 2, i)) / 4);
         set_value(c, 3, i, rint(4 * get_value(c, 3, i)) / 4 * (i / size[3] % size[2] < 64 ? 1 : 64));
@@ -1844,13 +1844,13 @@ static int build_attention(struct call *c, int index)
     return 1;
 }
 
-static int build_kept_attention(struct call *c, int index)
+static int build_attention_edges(struct call *c, int index)
 {
     int64_t size[4];
-    if (!kept_attention_size(index, size)) {
+    if (!attention_edges_size(index, size)) {
         return 0;
     }
-    ps_attention_call(c, size, KEPT, index % 5 > 0, index % 4 > 0);
+    ps_attention_call(c, size, index % 5 > 0, index % 4 > 0);
     return 1;
 }
 
@@ -1877,7 +1877,7 @@ static int build_attention_by_rows(struct call *c, int index)
     if (!attention_rows_size(index, size)) {
         return 0;
     }
-    ps_attention_call(c, size, REAL, 1, 1);
+    ps_attention_call(c, size, 1, 1);
     return 1;
 }
 
@@ -1960,7 +1960,7 @@ static void fill_attention(struct call *c, const int64_t *size, int64_t columns,
     free(heads);
 }
 
-static void attention_backward_call(struct call *c, const int64_t *size, enum role kept, int mixed_by_row, int by_row)
+static void attention_backward_call(struct call *c, const int64_t *size, int mixed_by_row, int by_row)
 {
     c->arguments.attention_backward.scale = 0.5 / sqrt((double)size[3]);
     c->may_refuse = size[3] > 64 || size[2] > 1024;
@@ -1969,14 +1969,14 @@ static void attention_backward_call(struct call *c, const int64_t *size, enum ro
     }
     place_dense(c, 3, STATISTICS, OUT, NORMAL, 3, size);
     place_heads(c, 4, REAL, IN, size, mixed_by_row);
-    place_heads(c, 5, kept, IN, size, mixed_by_row);
+    place_heads(c, 5, REAL, IN, size, mixed_by_row);
     place_dense(c, 6, STATISTICS, IN, NORMAL, 3, size);
     for (int slot = 7; slot < 10; slot++) {
-        place_heads(c, slot, kept, IN, size, by_row);
+        place_heads(c, slot, REAL, IN, size, by_row);
     }
     fill_attention(c, size, size[3], c->arguments.attention_backward.scale);
-    call_label(c, "[%lld, %lld, %lld, %lld]%s%s", (long long)size[0], (long long)size[1], (long long)size[2], (long long)size[3],
-               by_row ? " by row" : "", kept == KEPT ? " kept" : "");
+    call_label(c, "[%lld, %lld, %lld, %lld]%s", (long long)size[0], (long long)size[1], (long long)size[2], (long long)size[3],
+               by_row ? " by row" : "");
 }
 
 static int build_attention_backward(struct call *c, int index)
@@ -1986,7 +1986,7 @@ static int build_attention_backward(struct call *c, int index)
         return 0;
     }
     size[2] += size[2] == 1; /* of one patch dq and dk are 0: nothing for a relative bound */
-    attention_backward_call(c, size, REAL, index % 3 == 1, index % 2);
+    attention_backward_call(c, size, index % 3 == 1, index % 2);
     return 1;
 }
 
@@ -1996,19 +1996,19 @@ static int build_attention_backward_by_rows(struct call *c, int index)
     if (!attention_rows_size(index, size)) {
         return 0;
     }
-    attention_backward_call(c, size, REAL, 1, 1);
+    attention_backward_call(c, size, 1, 1);
     return 1;
 }
 
-/* Gradients of fp16's range must be made: every other case has heads far below it, each 64 times the one before or its 64th. */
-static int build_kept_attention_backward(struct call *c, int index)
+/* Every other case has heads whose gradients are far from 1, each 64 times the one before or its 64th. */
+static int build_attention_backward_edges(struct call *c, int index)
 {
     int64_t size[4];
-    if (!kept_attention_size(index, size)) {
+    if (!attention_edges_size(index, size)) {
         return 0;
     }
     size[2] += size[2] == 1;
-    attention_backward_call(c, size, KEPT, index % 5 > 0, index % 4 > 0);
+    attention_backward_call(c, size, index % 5 > 0, index % 4 > 0);
     const int64_t head = size[2] * size[3];
     for (int64_t i = 0; index % 2 && i < size[0] * size[1] * head; i++) {
         set_value(c, 4, i, ldexp(get_value(c, 4, i), (int)(index % 4 == 1 ? -30 - i / head * 6 : -100 + i / head * 6)));
@@ -2290,8 +2290,8 @@ const struct operation ps_operations[] = {{PS_OP_gemm, build_gemm, 0},
                                           {PS_OP_head_sums, build_head_sums, 0},
                                           {PS_OP_attention, build_attention_by_rows, 0},
                                           {PS_OP_attention_backward, build_attention_backward_by_rows, 0},
-                                          {PS_OP_attention, build_kept_attention, 0},
-                                          {PS_OP_attention_backward, build_kept_attention_backward, 0},
+                                          {PS_OP_attention, build_attention_edges, 0},
+                                          {PS_OP_attention_backward, build_attention_backward_edges, 0},
                                           {PS_OP_batchnorm_statistics, build_batchnorm_statistics, 0},
                                           {PS_OP_batchnorm, build_batchnorm, 0},
                                           {PS_OP_batchnorm_backward, build_batchnorm_backward, 0},

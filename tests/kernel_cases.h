@@ -14,7 +14,7 @@ struct operation {
 extern const struct operation ps_operations[];
 extern const int ps_operation_count;
 
-/* Attention of q, k, v and mixed [S, h, N, e], these of role `kept`; by row, heads lie side by side: of mixed, of q, k and v. */
-void ps_attention_call(struct call *c, const int64_t *size, enum role kept, int mixed_by_row, int by_row);
+/* Attention of q, k, v and mixed [S, h, N, e]; by row, heads lie side by side: of mixed, of q, k and v. */
+void ps_attention_call(struct call *c, const int64_t *size, int mixed_by_row, int by_row);
 
 #endif

@@ -18,8 +18,6 @@ enum { ALIGNMENT = 256, TIMED_RUNS = 10 };
 static inline enum ps_type role_type(const struct ps_kernels *k, enum role role)
 {
     switch (role) {
-    case KEPT:
-        return k->precision == PS_TF32 && strcmp(k->backend, "cuda") == 0 ? PS_F16 : k->real;
     case REAL:
         return k->real;
     case PARAMETER:

@@ -580,31 +580,23 @@ END_TEST
 
 struct attention {
     enum ps_precision precision;
-    enum ps_type kept;
     int64_t heads, patches, e;
     const char *forward, *backward;
 };
 
 static const struct attention attentions[] = {
-    {PS_FP32, PS_F32, 4, 64, 8, "warp_float", "warp_float"},
-    {PS_FP32, PS_F32, 4, 65, 8, "tiled", "tiled"},
-    {PS_FP32, PS_F32, 4, 32, 16, "warp_float", "warp_float"},
-    {PS_FP32, PS_F32, 4, 33, 16, "tiled", "tiled"},
-    {PS_FP32, PS_F32, 4, 32, 7, "tiled", "tiled"},
-    {PS_FP32, PS_F32, 4, 32, 10, "warp_float", "warp_float"},
-    {PS_FP32, PS_F32, 4, 32, 18, "tiled", "tiled"},
-    {PS_TF32, PS_F32, 4, 64, 8, "warp_float", "warp_float"},
-    {PS_TF32, PS_F32, 4, 65, 8, "tiled", "tiled"},
-    {PS_TF32, PS_F32, 4, 32, 64, "tiled", "tiled"},
-    {PS_TF32, PS_F32, 4, 32, 65, "refused", "refused"},
-    {PS_TF32, PS_F32, 4, 1025, 8, "refused", "refused"},
-    {PS_TF32, PS_F16, 4, 64, 8, "warp_fp16", "warp_fp16"},
-    {PS_TF32, PS_F16, 4, 65, 8, "tiled", "tiled"},
-    {PS_TF32, PS_F16, 3, 64, 8, "tiled", "tiled"},
-    {PS_TF32, PS_F16, 4, 64, 16, "warp_fp16", "warp_fp16"},
-    {PS_TF32, PS_F16, 4, 64, 4, "tiled", "tiled"},
-    {PS_TF32, PS_F16, 4, 64, 7, "refused", "refused"},
-    {PS_TF32, PS_F16, 4, 32, 32, "tiled", "tiled"},
+    {PS_FP32, 4, 64, 8, "warp_float", "warp_float"},
+    {PS_FP32, 4, 65, 8, "tiled", "tiled"},
+    {PS_FP32, 4, 32, 16, "warp_float", "warp_float"},
+    {PS_FP32, 4, 33, 16, "tiled", "tiled"},
+    {PS_FP32, 4, 32, 7, "tiled", "tiled"},
+    {PS_FP32, 4, 32, 10, "warp_float", "warp_float"},
+    {PS_FP32, 4, 32, 18, "tiled", "tiled"},
+    {PS_TF32, 4, 64, 8, "warp_float", "warp_float"},
+    {PS_TF32, 4, 65, 8, "tiled", "tiled"},
+    {PS_TF32, 4, 32, 64, "tiled", "tiled"},
+    {PS_TF32, 4, 32, 65, "refused", "refused"},
+    {PS_TF32, 4, 1025, 8, "refused", "refused"},
 };
 
 /* Of either type of 16 bits. */
@@ -623,7 +615,7 @@ static void expect_attention(const struct attention *x)
 {
     const struct model m = {"", 8, x->patches, x->heads * x->e, x->heads, 0, 0, 0};
     struct ps_kernels *k = table(&h200, x->precision, 1);
-    const char *ways[] = {or_refused(forward(k, &m, x->kept)), or_refused(backward(k, &m, x->kept))};
+    const char *ways[] = {or_refused(forward(k, &m, k->real)), or_refused(backward(k, &m, k->real))};
     ck_assert_msg(strcmp(ways[0], x->forward) == 0 && strcmp(ways[1], x->backward) == 0,
                   "attention of precision %d, %lld patches, %lld heads of %lld: %s and %s, not %s and %s", (int)x->precision,
                   (long long)x->patches, (long long)x->heads, (long long)x->e, ways[0], ways[1], x->forward, x->backward);
@@ -636,12 +628,10 @@ START_TEST(of_attention)
         expect_attention(&attentions[i]);
     }
     for (size_t i = 0; i < sizeof attentions16 / sizeof *attentions16; i++) {
-        struct attention x = {PS_PRECISION_BF16,       PS_BF16,           attentions16[i].heads,
-                              attentions16[i].patches, attentions16[i].e, attentions16[i].forward,
-                              attentions16[i].backward};
+        struct attention x = {PS_PRECISION_BF16, attentions16[i].heads,   attentions16[i].patches,
+                              attentions16[i].e, attentions16[i].forward, attentions16[i].backward};
         expect_attention(&x);
         x.precision = PS_FP16;
-        x.kept = PS_F16;
         expect_attention(&x);
     }
 }

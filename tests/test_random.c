@@ -34,11 +34,11 @@ struct variant {
 };
 
 static const struct variant baseline = {"cpu", "fp32", "auto"};
-static const struct variant with_cuda[] = {{"cuda", "fp32", "none"},  {"cuda", "fp32", "gemm"}, {"cuda", "fp32", "layer"},
-                                           {"cuda", "fp32", "auto"},  {"cuda", "tf32", "none"}, {"cuda", "tf32", "gemm"},
-                                           {"cuda", "tf32", "layer"}, {"cuda", "tf32", "auto"}, {"cuda", "bf16", "gemm"},
-                                           {"cuda", "bf16", "layer"}, {"cuda", "bf16", "auto"}, {"cuda", "fp16", "gemm"},
-                                           {"cuda", "fp16", "layer"}, {"cuda", "fp16", "auto"}};
+static const struct variant with_cuda[] = {{"cuda", "fp32", "none"}, {"cuda", "fp32", "gemm"}, {"cuda", "fp32", "auto"},
+                                           {"cuda", "tf32", "none"}, {"cuda", "tf32", "gemm"}, {"cuda", "tf32", "layer"},
+                                           {"cuda", "tf32", "auto"}, {"cuda", "bf16", "gemm"}, {"cuda", "bf16", "layer"},
+                                           {"cuda", "bf16", "auto"}, {"cuda", "fp16", "gemm"}, {"cuda", "fp16", "layer"},
+                                           {"cuda", "fp16", "auto"}};
 static const struct variant without_cuda[] = {{"cpu", "fp32", "none"},
                                               {"cpu", "fp32", "gemm"},
                                               {"reference", "fp32", "auto"},

@@ -30,18 +30,13 @@ struct ps_attention_launch {
 
 struct ps_attention_call {
     struct ps_attention_launch x;
-    enum ps_type kept; /* of q, k, v and mixed: the table's real, or in tf32 fp16 */
-    bool backward;     /* dq, dk, dv and d_mixed are there */
+    bool backward; /* dq, dk, dv and d_mixed are there */
 };
 
 /* ---- the ways, a file each ----
  *
  * _wanted: whether the way takes the call, from the table's precision, shape and layout alone; no GPU is asked. */
 typedef enum ps_status ps_attention_function(const struct ps_kernels *k, const char *op, const struct ps_attention_call *call);
-
-/* attention/warp_fp16.cu: tf32 with q, k, v and mixed of fp16, short sequences, heads of 8 or 16. */
-bool ps_cuda_attention_warp_fp16_wanted(const struct ps_kernels *k, const struct ps_attention_call *call);
-ps_attention_function ps_cuda_attention_warp_fp16, ps_cuda_attention_warp_fp16_backward;
 
 /* attention/warp_float.cu: float32, short sequences of narrow heads. */
 bool ps_cuda_attention_warp_float_wanted(const struct ps_kernels *k, const struct ps_attention_call *call);
@@ -55,7 +50,7 @@ ps_attention_function ps_cuda_attention_short16, ps_cuda_attention_short16_backw
 bool ps_cuda_attention_long16_wanted(const struct ps_kernels *k, const struct ps_attention_call *call);
 ps_attention_function ps_cuda_attention_long16, ps_cuda_attention_long16_backward;
 
-/* attention/tiled.cu: fp32 and tf32; rows of fp16 in pairs. */
+/* attention/tiled.cu: fp32 and tf32. */
 bool ps_cuda_attention_tiled_wanted(const struct ps_kernels *k, const struct ps_attention_call *call);
 ps_attention_function ps_cuda_attention_tiled, ps_cuda_attention_tiled_backward;
 

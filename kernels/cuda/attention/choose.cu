@@ -9,22 +9,20 @@ struct way {
 };
 
 static const struct way ways[] = {
-    {"warp_fp16", ps_cuda_attention_warp_fp16_wanted, ps_cuda_attention_warp_fp16, ps_cuda_attention_warp_fp16_backward},
     {"warp_float", ps_cuda_attention_warp_float_wanted, ps_cuda_attention_warp_float, ps_cuda_attention_warp_float_backward},
     {"short16", ps_cuda_attention_short16_wanted, ps_cuda_attention_short16, ps_cuda_attention_short16_backward},
     {"long16", ps_cuda_attention_long16_wanted, ps_cuda_attention_long16, ps_cuda_attention_long16_backward},
     {"tiled", ps_cuda_attention_tiled_wanted, ps_cuda_attention_tiled, ps_cuda_attention_tiled_backward},
 };
 
-/* NULL where none wants it. */
+/* The last two want all of their types. */
 static const struct way *way_of(const struct ps_kernels *k, const struct ps_attention_call *call)
 {
-    for (const struct way &way : ways) {
-        if (way.wanted(k, call)) {
-            return &way;
-        }
+    const struct way *way = ways;
+    while (!way->wanted(k, call)) {
+        way++;
     }
-    return NULL;
+    return way;
 }
 
 /* ---- the operations, checked ---- */
@@ -90,23 +88,16 @@ static enum ps_status shape_of(const struct ps_kernels *k, const char *op, const
     return PS_OK;
 }
 
-/* Of q, k, v and mixed: the table's, or in tf32 fp16. */
-static enum ps_type kept_type(const struct ps_kernels *k, const struct ps_tensor *q)
-{
-    return k->precision == PS_TF32 && q->type == PS_F16 ? PS_F16 : k->real;
-}
-
 static enum ps_status forward_of(const struct ps_kernels *k, const struct ps_attention *a, struct ps_attention_call *call)
 {
     const char *op = "attention";
     struct shape s;
     struct ps_attention_launch &x = call->x;
-    const enum ps_type kept = call->kept = kept_type(k, &a->q);
     PS_TRY(shape_of(k, op, &a->q, &s, &x));
-    PS_TRY(view_of(op, "q", &a->q, kept, &s, true, &x, &x.q));
-    PS_TRY(view_of(op, "k", &a->k, kept, &s, true, &x, &x.k));
-    PS_TRY(view_of(op, "v", &a->v, kept, &s, false, &x, &x.v));
-    PS_TRY(view_of(op, "mixed", &a->mixed, kept, &s, false, &x, &x.mixed));
+    PS_TRY(view_of(op, "q", &a->q, k->real, &s, true, &x, &x.q));
+    PS_TRY(view_of(op, "k", &a->k, k->real, &s, true, &x, &x.k));
+    PS_TRY(view_of(op, "v", &a->v, k->real, &s, false, &x, &x.v));
+    PS_TRY(view_of(op, "mixed", &a->mixed, k->real, &s, false, &x, &x.mixed));
     PS_TRY(ps_cuda_expect(op, "logsum", &a->logsum, PS_F32, s.sequences * s.heads * s.patches));
     x.logsum = (float *)a->logsum.data;
     x.scale = (float)a->scale;
@@ -118,13 +109,12 @@ static enum ps_status backward_of(const struct ps_kernels *k, const struct ps_at
     const char *op = "attention_backward";
     struct shape s;
     struct ps_attention_launch &x = call->x;
-    const enum ps_type kept = call->kept = kept_type(k, &a->q);
     call->backward = true;
     PS_TRY(shape_of(k, op, &a->q, &s, &x));
-    PS_TRY(view_of(op, "q", &a->q, kept, &s, true, &x, &x.q));
-    PS_TRY(view_of(op, "k", &a->k, kept, &s, true, &x, &x.k));
-    PS_TRY(view_of(op, "v", &a->v, kept, &s, false, &x, &x.v));
-    PS_TRY(view_of(op, "mixed", &a->mixed, kept, &s, false, &x, &x.mixed));
+    PS_TRY(view_of(op, "q", &a->q, k->real, &s, true, &x, &x.q));
+    PS_TRY(view_of(op, "k", &a->k, k->real, &s, true, &x, &x.k));
+    PS_TRY(view_of(op, "v", &a->v, k->real, &s, false, &x, &x.v));
+    PS_TRY(view_of(op, "mixed", &a->mixed, k->real, &s, false, &x, &x.mixed));
     PS_TRY(view_of(op, "d_mixed", &a->d_mixed, k->real, &s, false, &x, &x.d_mixed));
     PS_TRY(view_of(op, "dq", &a->dq, k->real, &s, true, &x, &x.dq));
     PS_TRY(view_of(op, "dk", &a->dk, k->real, &s, true, &x, &x.dk));
@@ -146,12 +136,6 @@ static enum ps_status run(const struct ps_kernels *k, const char *op, const stru
         return PS_OK;
     }
     const struct way *way = way_of(k, call);
-    if (!way) {
-        return ps_fail(PS_UNSUPPORTED,
-                       "%s (cuda): rows of fp16 in heads of %lld: rows and heads that begin at even elements, of tensors at "
-                       "multiples of 8 bytes, are served",
-                       op, (long long)call->x.e);
-    }
     return (call->backward ? way->backward : way->forward)(k, op, call);
 }
 
@@ -174,8 +158,7 @@ const char *ps_cuda_attention_way(const struct ps_kernels *k, enum ps_op op, con
     struct ps_attention_call call = {};
     const enum ps_status status = op == PS_OP_attention ? forward_of(k, (const struct ps_attention *)arguments, &call)
                                                         : backward_of(k, (const struct ps_attention_backward *)arguments, &call);
-    const struct way *way = status == PS_OK ? way_of(k, &call) : NULL;
-    return way ? way->name : NULL;
+    return status == PS_OK ? way_of(k, &call)->name : NULL;
 }
 
 int ps_cuda_attention_faster(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces)

@@ -49,20 +49,13 @@ struct columns {
     }
 };
 
-/* 64 rows from row0 on to shared memory; beyond N and the columns zeros. FROM: what memory has, float or fp16. */
-template <int ET, typename FROM>
-__device__ static __forceinline__ void load_tile(float *to, const FROM *from, int64_t stride, const struct columns columns,
+/* 64 rows from row0 on to shared memory; beyond N and the columns zeros. */
+template <int ET>
+__device__ static __forceinline__ void load_tile(float *to, const float *from, int64_t stride, const struct columns columns,
                                                  int row0, const struct ps_attention_launch &x)
 {
     constexpr int V = ps_vector<float>, LD = tile_ld<ET>;
-    if constexpr (!std::is_same<float, FROM>::value) {
-        for (int i = (int)threadIdx.x; i < TILE * 4 * ET; i += THREADS) { /* e and rows are even */
-            const int row = i / (4 * ET), column = i % (4 * ET) * 2;
-            const bool inside = row0 + row < x.patches && column < columns.count;
-            const __half2 v = inside ? *(const __half2 *)(from + (row0 + row) * stride + columns(column)) : __half2();
-            *(float2 *)(to + row * LD + column) = __half22float2(v);
-        }
-    } else if (x.unit == 16) {
+    if (x.unit == 16) {
         constexpr int PIECES = 8 * ET / V;
 #pragma unroll
         for (int i = (int)threadIdx.x; i < TILE * PIECES; i += THREADS) {
@@ -234,7 +227,7 @@ struct place {
     }
 };
 
-template <typename KEPT, enum arithmetic ARITHMETIC, int ET>
+template <enum arithmetic ARITHMETIC, int ET>
 __global__ void __launch_bounds__(THREADS) attention_kernel(const __grid_constant__ struct ps_attention_launch x)
 {
     extern __shared__ float4 shared_memory[];
@@ -243,8 +236,8 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const __grid_constan
     const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 32 / 4;
     float *scores = v + tile_elements<ET> + warp * 16 * score_ld;
     const struct place p(x);
-    const KEPT *from_k = rows_of<KEPT>(x.k, p.sequence, p.head), *from_v = rows_of<KEPT>(x.v, p.sequence, p.head);
-    load_tile<ET>(q, rows_of<KEPT>(x.q, p.sequence, p.head), x.q.row, columns(x, x.q), p.row0, x);
+    const float *from_k = rows_of<float>(x.k, p.sequence, p.head), *from_v = rows_of<float>(x.v, p.sequence, p.head);
+    load_tile<ET>(q, rows_of<float>(x.q, p.sequence, p.head), x.q.row, columns(x, x.q), p.row0, x);
     const float factor = x.scale * PS_LOG2_E;
     float out[ET][4], max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
     clear(out);
@@ -293,12 +286,12 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const __grid_constan
             x.logsum[p.sums + row] = (max[r] + log2f(sum[r])) / PS_LOG2_E;
         }
     }
-    put_rows<ARITHMETIC, ET>(rows_of<KEPT>(x.mixed, p.sequence, p.head), x.mixed.row, columns(x), false, out, p.row0 + warp * 16,
+    put_rows<ARITHMETIC, ET>(rows_of<float>(x.mixed, p.sequence, p.head), x.mixed.row, columns(x), false, out, p.row0 + warp * 16,
                              1.0f / sum[0], 1.0f / sum[1], x);
 }
 
 /* dq, and delta on the way. */
-template <typename KEPT, enum arithmetic ARITHMETIC, int ET>
+template <enum arithmetic ARITHMETIC, int ET>
 __global__ void __launch_bounds__(THREADS) query_gradient_kernel(const __grid_constant__ struct ps_attention_launch x)
 {
     extern __shared__ float4 shared_memory[];
@@ -307,15 +300,15 @@ __global__ void __launch_bounds__(THREADS) query_gradient_kernel(const __grid_co
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4;
     float *scores = v + tile_elements<ET> + warp * 16 * score_ld;
     const struct place p(x);
-    const KEPT *from_k = rows_of<KEPT>(x.k, p.sequence, p.head), *from_v = rows_of<KEPT>(x.v, p.sequence, p.head);
-    load_tile<ET>(q, rows_of<KEPT>(x.q, p.sequence, p.head), x.q.row, columns(x, x.q), p.row0, x);
+    const float *from_k = rows_of<float>(x.k, p.sequence, p.head), *from_v = rows_of<float>(x.v, p.sequence, p.head);
+    load_tile<ET>(q, rows_of<float>(x.q, p.sequence, p.head), x.q.row, columns(x, x.q), p.row0, x);
     load_tile<ET>(up, rows_of<float>(x.d_mixed, p.sequence, p.head), x.d_mixed.row, columns(x), p.row0, x);
     ps_copy_wait();
     __syncthreads();
     const int own = p.row0 + warp * 16 + lane / 2; /* two lanes a row */
     float sum = 0.0f;
     if (own < x.patches) {
-        const KEPT *mixed = rows_of<KEPT>(x.mixed, p.sequence, p.head) + own * x.mixed.row;
+        const float *mixed = rows_of<float>(x.mixed, p.sequence, p.head) + own * x.mixed.row;
         for (int i = lane % 2; i < x.e; i += 2) {
             sum = fmaf(ps_float(mixed[i]), ps_float(up[(warp * 16 + lane / 2) * LD + i]), sum);
         }
@@ -363,7 +356,7 @@ __global__ void __launch_bounds__(THREADS) query_gradient_kernel(const __grid_co
 }
 
 /* dk and dv: rows of a tile of scores are keys, its columns queries. */
-template <typename KEPT, enum arithmetic ARITHMETIC, int ET>
+template <enum arithmetic ARITHMETIC, int ET>
 __global__ void __launch_bounds__(THREADS) key_gradient_kernel(const __grid_constant__ struct ps_attention_launch x)
 {
     extern __shared__ float4 shared_memory[];
@@ -373,10 +366,10 @@ __global__ void __launch_bounds__(THREADS) key_gradient_kernel(const __grid_cons
     const int warp = (int)threadIdx.x / 32;
     float *scores = v + tile_elements<ET> + warp * 16 * score_ld;
     const struct place p(x);
-    const KEPT *from_q = rows_of<KEPT>(x.q, p.sequence, p.head);
+    const float *from_q = rows_of<float>(x.q, p.sequence, p.head);
     const float *from_up = rows_of<float>(x.d_mixed, p.sequence, p.head);
-    load_tile<ET>(k, rows_of<KEPT>(x.k, p.sequence, p.head), x.k.row, columns(x, x.k), p.row0, x);
-    load_tile<ET>(v, rows_of<KEPT>(x.v, p.sequence, p.head), x.v.row, columns(x), p.row0, x);
+    load_tile<ET>(k, rows_of<float>(x.k, p.sequence, p.head), x.k.row, columns(x, x.k), p.row0, x);
+    load_tile<ET>(v, rows_of<float>(x.v, p.sequence, p.head), x.v.row, columns(x), p.row0, x);
     const float factor = x.scale * PS_LOG2_E;
     float dk[ET][4], dv[ET][4];
     clear(dk);
@@ -418,14 +411,14 @@ __global__ void __launch_bounds__(THREADS) key_gradient_kernel(const __grid_cons
 
 typedef void attention_kernel_type(struct ps_attention_launch);
 
-template <typename KEPT, enum arithmetic ARITHMETIC, int ET>
+template <enum arithmetic ARITHMETIC, int ET>
 static enum ps_status launch_width(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
                                    unsigned blocks, bool backward)
 {
     const int forward_bytes = (3 * tile_elements<ET> + score_elements) * (int)sizeof(float);
     const int backward_bytes = (4 * tile_elements<ET> + score_elements) * (int)sizeof(float);
-    attention_kernel_type *const kernels[3] = {attention_kernel<KEPT, ARITHMETIC, ET>, query_gradient_kernel<KEPT, ARITHMETIC, ET>,
-                                               key_gradient_kernel<KEPT, ARITHMETIC, ET>};
+    attention_kernel_type *const kernels[3] = {attention_kernel<ARITHMETIC, ET>, query_gradient_kernel<ARITHMETIC, ET>,
+                                               key_gradient_kernel<ARITHMETIC, ET>};
     for (int i = backward ? 1 : 0; i < (backward ? 3 : 1); i++) {
         const int bytes = backward ? backward_bytes : forward_bytes; /* at most 92 KiB: every device since sm_80 has them */
         PS_TRY(ps_cuda_allow_shared((const void *)kernels[i], bytes, op));
@@ -435,20 +428,19 @@ static enum ps_status launch_width(const struct ps_cuda_context *c, const char *
     return PS_OK;
 }
 
-/* KEPT: the type of q, k, v and mixed. */
-template <typename KEPT, enum arithmetic ARITHMETIC>
+template <enum arithmetic ARITHMETIC>
 static enum ps_status launch_arithmetic(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
                                         unsigned blocks, bool backward)
 {
-    return x.columns <= 8    ? launch_width<KEPT, ARITHMETIC, 1>(c, op, x, blocks, backward)
-           : x.columns <= 16 ? launch_width<KEPT, ARITHMETIC, 2>(c, op, x, blocks, backward)
-           : x.columns <= 32 ? launch_width<KEPT, ARITHMETIC, 4>(c, op, x, blocks, backward)
-                             : launch_width<KEPT, ARITHMETIC, 8>(c, op, x, blocks, backward);
+    return x.columns <= 8    ? launch_width<ARITHMETIC, 1>(c, op, x, blocks, backward)
+           : x.columns <= 16 ? launch_width<ARITHMETIC, 2>(c, op, x, blocks, backward)
+           : x.columns <= 32 ? launch_width<ARITHMETIC, 4>(c, op, x, blocks, backward)
+                             : launch_width<ARITHMETIC, 8>(c, op, x, blocks, backward);
 }
 
 bool ps_cuda_attention_tiled_wanted(const struct ps_kernels *k, const struct ps_attention_call *call)
 {
-    return call->kept == k->real || call->x.pairs;
+    return k->real == PS_F32;
 }
 
 static enum ps_status launch(const struct ps_kernels *k, const char *op, const struct ps_attention_call *call, bool backward)
@@ -456,9 +448,8 @@ static enum ps_status launch(const struct ps_kernels *k, const char *op, const s
     const struct ps_cuda_context *c = ps_cuda(k);
     const struct ps_attention_launch &x = call->x;
     const unsigned blocks = (unsigned)(x.matrices * x.tiles);
-    return call->kept == PS_F16      ? launch_arithmetic<ps_fp16, TF32>(c, op, x, blocks, backward)
-           : k->precision == PS_TF32 ? launch_arithmetic<float, TF32>(c, op, x, blocks, backward)
-                                     : launch_arithmetic<float, FFMA>(c, op, x, blocks, backward);
+    return k->precision == PS_TF32 ? launch_arithmetic<TF32>(c, op, x, blocks, backward)
+                                   : launch_arithmetic<FFMA>(c, op, x, blocks, backward);
 }
 
 enum ps_status ps_cuda_attention_tiled(const struct ps_kernels *k, const char *op, const struct ps_attention_call *call)

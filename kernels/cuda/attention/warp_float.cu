@@ -407,7 +407,7 @@ static __global__ void __launch_bounds__(THREADS, ET *KT > 6 ? 1
 bool ps_cuda_attention_warp_float_wanted(const struct ps_kernels *k, const struct ps_attention_call *call)
 {
     const struct ps_attention_launch *x = &call->x;
-    return x->pieces == 1 && !x->accumulate && call->kept == PS_F32 && k->real == PS_F32 && x->pairs &&
+    return x->pieces == 1 && !x->accumulate && k->real == PS_F32 && x->pairs &&
            ((x->e <= 8 && x->patches <= 64) || (x->e <= 16 && x->patches <= 32));
 }
 

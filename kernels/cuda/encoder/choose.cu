@@ -1,20 +1,16 @@
 /* Level `layer`: which kernels run the whole encoder, in order of preference. All are for sm_90; every other shape is refused here
  * and runs at level gemm. d is d_model, e = d / n_heads, N the patches, f d_ff; a family's own limits stand in its plan. Resident:
  * a layer's weights lie on every multiprocessor, and the encoder is one launch each way. Streamed: weights come from L2, in 16 bits
- * a layer a launch, in fp32 and tf32 the encoder one launch. Split: a layer in several kernels around attention's.
+ * a layer a launch. tf32 takes what fp16 does, the layers of it (encoder/tf32.cu), but for the first.
  *
  *     precision    shape                                     kernels                          calls take, at most
  *     bf16, fp16   d 16, e 4, f 128, N 33 to 48              resident/d16_e4_f128.cu          embedding, loss
  *                  d 64, e 16, f 128 or 256, N up to 16      resident/d64_short.cu            embedding, loss, update
  *                  d up to 32, or N up to 16                 resident/resident.cuh            embedding
- *                  d up to 128, N up to 64                   streamed/real16.cu               layers
+ *                  d up to 128, N up to 64                   streamed/real16.cuh              layers
  *                  d 64, e 4, which that refuses             resident/resident.cuh            embedding
  *                  the paper's: d 16, e 4, BatchNorm         resident/d16_halves.cu           embedding, loss
  *     tf32         d 64, e 16, f 128 or 256, N up to 16      resident/d64_short_tf32.cu       layers
- *                  d 16 or 32                                resident/resident.cuh            embedding
- *                  d 64                                      streamed/float.cu                embedding
- *                  d 128                                     split/rows.cu                    layers
- *     fp32         d 64                                      streamed/float.cu                embedding
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,21 +29,6 @@ static bool wide_and_long(const struct ps_encoder_request *r)
     return !narrow_or_short(r);
 }
 
-static bool to_32(const struct ps_encoder_request *r)
-{
-    return r->d_model <= 32;
-}
-
-static bool to_64(const struct ps_encoder_request *r)
-{
-    return r->d_model > 32 && r->d_model <= 64;
-}
-
-static bool from_65(const struct ps_encoder_request *r)
-{
-    return r->d_model > 64;
-}
-
 /* LayerNorm before each branch, gelu by tanh, one rate of dropout. */
 static bool is_plain(const struct ps_encoder_request *r)
 {
@@ -55,7 +36,7 @@ static bool is_plain(const struct ps_encoder_request *r)
            r->hidden_dropout.threshold == r->dropout.threshold && r->output_dropout.threshold == r->dropout.threshold;
 }
 
-static const struct {
+static const struct choice {
     enum ps_precision precision;
     const struct ps_encoder_family *family;
     bool (*when)(const struct ps_encoder_request *r); /* NULL: asked whatever the shape */
@@ -64,14 +45,10 @@ static const struct {
         {PS_PRECISION_BF16, &ps_encoder_resident_bf16, narrow_or_short},
         {PS_PRECISION_BF16, &level_bf16::ps_encoder_streamed, NULL},
         {PS_PRECISION_BF16, &ps_encoder_resident_bf16, wide_and_long},
+        {PS_TF32, &ps_encoder_resident_halves, NULL},
         {PS_FP16, &ps_encoder_resident_fp16, narrow_or_short},
         {PS_FP16, &level_fp16::ps_encoder_streamed, NULL},
         {PS_FP16, &ps_encoder_resident_fp16, wide_and_long},
-        {PS_TF32, &ps_encoder_resident_halves, to_64},
-        {PS_TF32, &ps_encoder_resident_tf32, to_32},
-        {PS_TF32, &level_tf32::ps_encoder_streamed, to_64},
-        {PS_TF32, &level_tf32::ps_encoder_split, from_65},
-        {PS_FP32, &level_fp32::ps_encoder_streamed, NULL},
 },
   others[] = {
       /* of other layers than the plain one */
@@ -83,20 +60,36 @@ static const struct {
 static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder_request *r, struct ps_encoder_plan *plan)
 {
     const bool plain = is_plain(r);
-    const auto *const all = plain ? choices : others;
+    const struct choice *const all = plain ? choices : others;
     const size_t count = plain ? sizeof choices / sizeof *choices : sizeof others / sizeof *others;
-    enum ps_status status = ps_fail(PS_UNSUPPORTED,
-                                    "encoder (cuda): no kernels in %s for another norm, activation, attention or rates "
-                                    "of dropout than the default model's",
-                                    ps_precision_name(k->precision));
+    enum ps_status status =
+        ps_fail(PS_UNSUPPORTED, "encoder (cuda): no kernels in %s%s", ps_precision_name(k->precision),
+                plain ? "" : " for another norm, activation, attention or rates of dropout than the default model's");
     for (size_t i = 0; i < count && status == PS_UNSUPPORTED; i++) {
-        if (all[i].precision == k->precision && (!all[i].when || all[i].when(r))) {
+        const bool fp16 = k->precision == PS_TF32 && all[i].precision == PS_FP16;
+        if ((fp16 || all[i].precision == k->precision) && (!all[i].when || all[i].when(r))) {
             *plan = {};
             plan->family = all[i].family;
+            plan->fp16 = fp16;
             status = plan->family->plan(k, r, plan);
         }
     }
+    if (plan->fp16) { /* level gemm is slower in tf32 than in 16 bits, as measured (docs/benchmarks.md) */
+        plan->kept_bytes = ps_encoder_tf32_kept_bytes(r, plan->kept_bytes);
+        plan->slower = false;
+    }
     return status;
+}
+
+static enum ps_encoder_span span_of(const struct ps_kernels *k, const struct ps_encoder_request *r,
+                                    const struct ps_encoder_plan *plan)
+{
+    return plan->fp16 ? PS_SPAN_LAYERS : plan->family->span(k, r, plan);
+}
+
+static size_t workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_request *r, const struct ps_encoder_plan *plan)
+{
+    return plan->fp16 ? ps_encoder_tf32_workspace_bytes(k, r, plan) : plan->family->workspace_bytes(k, r, plan);
 }
 
 /* A plan for each number of sequences of each model that the table has served. */
@@ -190,7 +183,7 @@ static struct ps_encoder_request request_of(const struct ps_kernels *k, const st
 static enum ps_status check_workspace(const struct ps_kernels *k, const struct ps_encoder_request *r,
                                       const struct ps_encoder_plan *plan)
 {
-    const size_t needed = plan->family->workspace_bytes(k, r, plan), there = ps_cuda(k)->encoder_workspace_bytes;
+    const size_t needed = workspace_bytes(k, r, plan), there = ps_cuda(k)->encoder_workspace_bytes;
     return needed <= there ? PS_OK
                            : ps_fail(PS_DEVICE, "encoder (cuda): %lld sequences need %zu bytes of workspace, %zu are there",
                                      (long long)r->sequences, needed, there);
@@ -209,15 +202,15 @@ static enum ps_status needs_of(const struct ps_kernels *k, const struct ps_encod
     r.pred_len = shape->pred_len;
     const struct ps_encoder_plan *plan;
     PS_TRY(plan_of(k, &r, &plan));
-    *workspace = plan->family->workspace_bytes(k, &r, plan);
+    *workspace = workspace_bytes(k, &r, plan);
     needs->kept_bytes = plan->kept_bytes;
     needs->slower = plan->slower;
-    const enum ps_encoder_span span = plan->family->span(k, &r, plan);
+    const enum ps_encoder_span span = span_of(k, &r, plan);
     const bool apart = shape->ends_apart || (shape->other_rate && is_plain(&r));
     needs->span = apart ? PS_SPAN_LAYERS : shape->other_loss && span > PS_SPAN_EMBEDDING ? PS_SPAN_EMBEDDING : span;
-    snprintf(needs->kernels, sizeof needs->kernels, "%s %s, d_model %lld, %lld heads, d_ff %lld, %lld patches, %s", plan->kernels,
-             ps_precision_name(k->precision), (long long)r.d_model, (long long)r.n_heads, (long long)r.d_ff, (long long)r.patches,
-             spans[needs->span]);
+    snprintf(needs->kernels, sizeof needs->kernels, "%s%s %s, d_model %lld, %lld heads, d_ff %lld, %lld patches, %s", plan->kernels,
+             plan->fp16 ? " (fp16 operands)" : "", ps_precision_name(k->precision), (long long)r.d_model, (long long)r.n_heads,
+             (long long)r.d_ff, (long long)r.patches, spans[needs->span]);
     return PS_OK;
 }
 
@@ -248,7 +241,7 @@ enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct 
 
 /* The stream and the parameters to the request. */
 static enum ps_status take(const struct ps_kernels *k, struct ps_encoder_request *r, const struct ps_tensor *stream,
-                           const struct ps_tensor *weights, const struct ps_tensor *parameters, void *kept)
+                           const struct ps_tensor *weights, const struct ps_tensor *parameters, void *kept, size_t kept_bytes)
 {
     if (stream->rank != 4 || stream->size[0] != r->layers + 1 || stream->type != k->real || weights->type != k->real ||
         parameters->type != PS_F32 || !ps_tensor_contiguous(stream)) {
@@ -267,6 +260,7 @@ static enum ps_status take(const struct ps_kernels *k, struct ps_encoder_request
     r->weights = weights->data;
     r->parameters = (const float *)parameters->data;
     r->kept = kept;
+    r->kept_bytes = kept_bytes;
     return PS_OK;
 }
 
@@ -275,7 +269,7 @@ static enum ps_status check_embed(const struct ps_kernels *k, const struct ps_en
                                   const struct ps_encoder_plan *plan, const struct ps_dropout *dropout)
 {
     const struct ps_dropout *of = &r->dropout;
-    if (plan->family->span(k, r, plan) < PS_SPAN_EMBEDDING || (is_plain(r) && dropout->threshold != of->threshold) ||
+    if (span_of(k, r, plan) < PS_SPAN_EMBEDDING || (is_plain(r) && dropout->threshold != of->threshold) ||
         dropout->seed != of->seed || dropout->state != of->state ||
         ((dropout->threshold || of->threshold) && dropout->first != of->first)) {
         return ps_fail(PS_UNSUPPORTED, "encoder: windows of %lld and patches of %lld are not embedded for d_model %lld",
@@ -318,7 +312,7 @@ static enum ps_status check_head(const struct ps_kernels *k, struct ps_encoder_r
     PS_TRY(ps_windows_make(op, "targets", &a->targets, &a->indices, a->state, a->batch, &windows));
     r->head = a;
     r->pred_len = a->targets.size[2];
-    if (!r->embed || plan->family->span(k, r, plan) < PS_SPAN_LOSS || a->state != r->embed->state || a->batch != r->embed->batch ||
+    if (!r->embed || span_of(k, r, plan) < PS_SPAN_LOSS || a->state != r->embed->state || a->batch != r->embed->batch ||
         a->targets.size[1] != r->embed->inputs.size[1] || a->mean.data != r->embed->mean.data ||
         a->std.data != r->embed->std.data || rows < (r->sequences < PS_PARTIAL_BLOCKS ? r->sequences : PS_PARTIAL_BLOCKS) ||
         !ps_cuda_aligned(&a->weight) ||
@@ -354,7 +348,7 @@ static enum ps_status check_head_gradient(const struct ps_kernels *k, struct ps_
     const int64_t rows = a->partials.rank > 0 ? a->partials.size[0] : 0, width = r->patches * r->d_model;
     r->head_gradient = a;
     r->pred_len = ps_tensor_count(&a->d_bias);
-    if (!r->embed_gradient || plan->family->span(k, r, plan) < PS_SPAN_UPDATE || !a->state ||
+    if (!r->embed_gradient || span_of(k, r, plan) < PS_SPAN_UPDATE || !a->state ||
         a->z.data != (const char *)r->u + 2 * r->layers * r->sequences * width || !ps_cuda_aligned(&a->d_weight)) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): the gradient of a head of %lld x %lld is not served with %lld sequences", op,
                        (long long)width, (long long)r->pred_len, (long long)r->sequences);
@@ -402,7 +396,7 @@ enum ps_status ps_cuda_encoder_forward(const struct ps_kernels *k, const struct 
 {
     struct ps_encoder_request r = request_of(k, &a->sizes);
     const struct ps_encoder_plan *plan;
-    PS_TRY(take(k, &r, &a->stream, &a->weights, &a->parameters, a->kept));
+    PS_TRY(take(k, &r, &a->stream, &a->weights, &a->parameters, a->kept, a->kept_bytes));
     PS_TRY(plan_of(k, &r, &plan));
     if (a->embed) {
         PS_TRY(check_embed_forward(k, &r, plan, a->embed));
@@ -411,14 +405,14 @@ enum ps_status ps_cuda_encoder_forward(const struct ps_kernels *k, const struct 
         PS_TRY(check_head(k, &r, plan, a->head));
     }
     PS_TRY(check_workspace(k, &r, plan));
-    return plan->family->forward(k, &r, plan);
+    return (plan->fp16 ? ps_encoder_tf32_forward : plan->family->forward)(k, &r, plan);
 }
 
 enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, const struct ps_encoder_backward *a)
 {
     struct ps_encoder_request r = request_of(k, &a->sizes);
     const struct ps_encoder_plan *plan;
-    PS_TRY(take(k, &r, &a->stream, &a->weights, &a->parameters, a->kept));
+    PS_TRY(take(k, &r, &a->stream, &a->weights, &a->parameters, a->kept, a->kept_bytes));
     PS_TRY(plan_of(k, &r, &plan));
     r.gradients = (float *)a->gradients.data;
     r.du = a->du.data;
@@ -434,5 +428,5 @@ enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, const struct
         PS_TRY(check_update(k, &r, a));
     }
     PS_TRY(check_workspace(k, &r, plan));
-    return plan->family->backward(k, &r, plan);
+    return (plan->fp16 ? ps_encoder_tf32_backward : plan->family->backward)(k, &r, plan);
 }

@@ -120,14 +120,14 @@ template <class T, int D, int NT>
 static __device__ __forceinline__ void load_embed_weight(ps_pair<T> (&b)[2][2], const encoder<T> &x, int from,
                                                          const place<T, D, NT> &at)
 {
-    const ps_bits<T> *const p = (const ps_bits<T> *)x.embed.weight + at.share * 16 + at.g;
+    const uint16_t *const p = (const uint16_t *)x.embed.weight + at.share * 16 + at.g;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int k = from + 8 * i + 2 * at.q;
 #pragma unroll
         for (int t = 0; t < 2; t++) {
             const uint32_t low = k < x.embed.patch ? p[k * D + t * 8] : 0, high = k + 1 < x.embed.patch ? p[k * D + D + t * 8] : 0;
-            b[t][i] = ps_join<T>(low, high);
+            b[t][i] = low | high << 16;
         }
     }
 }
@@ -320,17 +320,6 @@ static __device__ __forceinline__ void embed_operand(ps_pair<T> (&a)[4], const f
     }
 }
 
-/* One of two elements that were zero. */
-static __device__ __forceinline__ void set_bits(uint2 &pair, int which, uint32_t bits)
-{
-    (which ? pair.y : pair.x) = bits;
-}
-
-static __device__ __forceinline__ void set_bits(uint32_t &pair, int which, uint32_t bits)
-{
-    pair |= bits << 16 * which;
-}
-
 /* Columns 8 piece .. + 7 of a row: the patch (NULL: a row of zeros), then zeros; with n >= 0 ones in columns P and P + 1 + n. The
  * copy may still be under way (ps_copy_wait). */
 template <class T> static __device__ __forceinline__ void stage_patch(T *to, const T *row, int piece, int patch, int n)
@@ -348,18 +337,13 @@ template <class T> static __device__ __forceinline__ void stage_patch(T *to, con
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             const int k = from + j;
-            const uint32_t v = k < patch                                      ? *(const ps_bits<T> *)(row + k)
+            const uint32_t v = k < patch                                      ? *(const uint16_t *)(row + k)
                                : n >= 0 && (k == patch || k == patch + 1 + n) ? ps_one<T>
                                                                               : 0;
-            set_bits(word[j / 2], j % 2, v);
+            word[j / 2] |= v << j % 2 * 16;
         }
     }
-    if constexpr (is_tf32<T>) {
-        ((uint4 *)to)[0] = make_uint4(word[0].x, word[0].y, word[1].x, word[1].y);
-        ((uint4 *)to)[1] = make_uint4(word[2].x, word[2].y, word[3].x, word[3].y);
-    } else {
-        *(uint4 *)to = make_uint4(word[0], word[1], word[2], word[3]);
-    }
+    *(uint4 *)to = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
 /* Columns of patches in shared memory; elements of a row of du and patches there. */
@@ -383,7 +367,7 @@ static __device__ __forceinline__ void stage_patches(T *to, const encoder<T> &x,
     const int64_t row = u * x.unit_rows + i;
     const bool here = u < x.units && i < x.unit_rows && row < x.rows;
     const T *const from = here ? x.embed.patches + row * x.embed.patch : NULL;
-    to += ps_place<T>(i) * embed_pitch(D, x.embed.patch) + D;
+    to += i * embed_pitch(D, x.embed.patch) + D;
     for (int piece = thread % SHARE; piece < pieces; piece += SHARE) {
         stage_patch(to + piece * 8, from, piece, x.embed.patch, -1);
     }
@@ -422,8 +406,8 @@ static __device__ __forceinline__ void embed_gradient(const encoder<T> &x, int j
 #pragma unroll
             for (int tile = 0; tile < NT; tile++) {
                 ps_pair<T> a[4], b[2];
-                load_a_transposed(a, pa + tile * 16 * pitch, pitch, at);
-                load_b(b, pb + tile * 16 * pitch, pitch, at);
+                ps_ldmatrix4_transposed(a, pa + tile * 16 * pitch);
+                load_b(b, pb + tile * 16 * pitch);
                 ps_mma16<T>(c, a, b[0], b[1], c);
                 ps_mma16<T>(bias, ones, b[0], b[1], bias);
             }
@@ -445,7 +429,7 @@ static __device__ __forceinline__ void embed_gradient(const encoder<T> &x, int j
         float low = 0, high = 0;
         for (int i = 0; i < x.block_units; i++) {
             for (int row = n; row < x.unit_rows; row += x.n) {
-                const ps_pair<T> v = *(const ps_pair<T> *)(staged + i * unit + ps_place<T>(row) * pitch + column);
+                const ps_pair<T> v = *(const ps_pair<T> *)(staged + i * unit + row * pitch + column);
                 low += ps_low<T>(v);
                 high += ps_high<T>(v);
             }

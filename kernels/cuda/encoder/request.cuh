@@ -17,6 +17,7 @@ struct ps_encoder_request {
     float *gradients;        /* flat, fp32, +=; backward only */
     void *u;                 /* real [layers + 1, R, d]: u[0] is read, the others are written */
     void *kept;              /* what backward reads again: the plan's kept_bytes; NULL forward: nothing is kept (inference) */
+    size_t kept_bytes;       /* of the plan of the most sequences */
     const void *dy;          /* real [R, d], gradient of u[layers] */
     void *du;                /* real [R, d], gradient of u[0]; may be dy */
     void *workspace;         /* of the family's workspace_bytes, zeroed once when it is allocated */
@@ -57,6 +58,7 @@ struct ps_encoder_plan {
     const char *kernels; /* of the family: the name of those that run */
     void *own;           /* the family's, from malloc; or NULL */
     size_t kept_bytes;
+    bool fp16;   /* the family is fp16's, and the request tf32's: encoder/tf32.cu */
     bool slower; /* than level gemm, as far as measured */
 };
 
@@ -74,22 +76,35 @@ struct ps_encoder_family {
     enum ps_status (*backward)(const struct ps_kernels *k, const struct ps_encoder_request *r, const struct ps_encoder_plan *plan);
 };
 
+/* What a plan of fp16 keeps, needs and does when it serves tf32; own: what it keeps itself. encoder/tf32.cu */
+size_t ps_encoder_tf32_kept_bytes(const struct ps_encoder_request *e, size_t own);
+size_t ps_encoder_tf32_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_request *e,
+                                       const struct ps_encoder_plan *plan);
+enum ps_status ps_encoder_tf32_forward(const struct ps_kernels *k, const struct ps_encoder_request *e,
+                                       const struct ps_encoder_plan *plan);
+enum ps_status ps_encoder_tf32_backward(const struct ps_kernels *k, const struct ps_encoder_request *e,
+                                        const struct ps_encoder_plan *plan);
+
+/* Of a flat tensor: elements first .. first + count - 1. */
+struct ps_encoder_part {
+    int64_t first, count;
+};
+/* The layers' matrices. */
+struct ps_encoder_part ps_encoder_matrices(const struct ps_encoder_request *e);
+/* Those of the weights to `weights`, and u[0] to `rows` where there are, as fp16; so many words zero, at most 256. */
+enum ps_status ps_encoder_tf32_take(const struct ps_kernels *k, const struct ps_encoder_request *e, void *weights, void *rows,
+                                    unsigned *zeroed, int words);
+/* The bits of dy's largest magnitude, onto what is at `peak`. */
+enum ps_status ps_encoder_tf32_peak(const struct ps_kernels *k, const struct ps_encoder_request *e, unsigned *peak);
+
 extern const struct ps_encoder_family ps_encoder_halves_bf16, ps_encoder_halves_fp16, ps_encoder_resident_bf16,
-    ps_encoder_resident_fp16, ps_encoder_resident_tf32, ps_encoder_resident_halves; /* tf32 with fp16 operands */
+    ps_encoder_resident_fp16, ps_encoder_resident_halves; /* tf32 with fp16 operands */
 
 namespace level_bf16
 {
 extern const struct ps_encoder_family ps_encoder_streamed;
 }
 namespace level_fp16
-{
-extern const struct ps_encoder_family ps_encoder_streamed;
-}
-namespace level_tf32
-{
-extern const struct ps_encoder_family ps_encoder_streamed, ps_encoder_split;
-}
-namespace level_fp32
 {
 extern const struct ps_encoder_family ps_encoder_streamed;
 }

@@ -1,5 +1,5 @@
-/* Operands of products, of type T: ps_bf16 or ps_fp16, two to a word, the first in its low half; or float, rounded to tf32, two
- * words. And the products of a warp (mma.sync) that take them: tile/mma.cuh says how a fragment lies in the lanes. */
+/* Operands of products, of type T: ps_bf16 or ps_fp16, two to a word, the first in its low half; and float, rounded to tf32. And
+ * the products of a warp (mma.sync) that take them: tile/mma.cuh says how a fragment lies in the lanes. */
 #ifndef PS_KERNELS_CUDA_OPERANDS_CUH
 #define PS_KERNELS_CUDA_OPERANDS_CUH
 
@@ -7,9 +7,8 @@
 
 #include "kernels/cuda/tile/vector.cuh"
 
-/* Two neighbours of a row as an operand has them, and one as it lies in memory. */
-template <typename T> using ps_pair = std::conditional_t<std::is_same<T, float>::value, uint2, uint32_t>;
-template <typename T> using ps_bits = std::conditional_t<std::is_same<T, float>::value, uint32_t, uint16_t>;
+/* Two neighbours of a row as an operand has them. */
+template <typename T> using ps_pair = uint32_t;
 
 /* Rounded to the nearest tf32. */
 static __device__ __forceinline__ uint32_t ps_tf32(float x)
@@ -26,16 +25,14 @@ static __device__ __forceinline__ uint32_t ps_round_up(float x)
     return (uint32_t)(min(__float_as_int(x), 0x7fffefff) + 0x1000);
 }
 
-/* Rounded to nearest, ties to even (tf32: ps_round_up). */
+/* Rounded to nearest, ties to even. */
 template <typename T> static __device__ __forceinline__ ps_pair<T> ps_pack(float low, float high)
 {
     ps_pair<T> pair;
-    if constexpr (std::is_same<T, float>::value) {
-        pair = make_uint2(ps_round_up(low), ps_round_up(high));
-    } else if constexpr (std::is_same<T, ps_bf16>::value) {
+    if constexpr (std::is_same<T, ps_bf16>::value) {
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     } else {
-        static_assert(std::is_same<T, ps_fp16>::value, "float, fp16 or bf16");
+        static_assert(std::is_same<T, ps_fp16>::value, "fp16 or bf16");
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     }
     return pair;
@@ -43,70 +40,39 @@ template <typename T> static __device__ __forceinline__ ps_pair<T> ps_pack(float
 
 template <typename T> static __device__ __forceinline__ float ps_low(ps_pair<T> pair)
 {
-    if constexpr (std::is_same<T, float>::value) {
-        return __uint_as_float(pair.x & 0xffffe000u);
-    } else if constexpr (std::is_same<T, ps_bf16>::value) { /* the high half of a float */
+    if constexpr (std::is_same<T, ps_bf16>::value) { /* the high half of a float */
         return __uint_as_float(pair << 16);
     } else {
-        static_assert(std::is_same<T, ps_fp16>::value, "float, fp16 or bf16");
+        static_assert(std::is_same<T, ps_fp16>::value, "fp16 or bf16");
         return __half2float(__ushort_as_half((unsigned short)pair));
     }
 }
 
 template <typename T> static __device__ __forceinline__ float ps_high(ps_pair<T> pair)
 {
-    if constexpr (std::is_same<T, float>::value) {
-        return __uint_as_float(pair.y & 0xffffe000u);
-    } else if constexpr (std::is_same<T, ps_bf16>::value) {
+    if constexpr (std::is_same<T, ps_bf16>::value) {
         return __uint_as_float(pair & 0xffff0000u);
     } else {
-        static_assert(std::is_same<T, ps_fp16>::value, "float, fp16 or bf16");
+        static_assert(std::is_same<T, ps_fp16>::value, "fp16 or bf16");
         return __half2float(__ushort_as_half((unsigned short)(pair >> 16)));
     }
 }
 
 /* The bits of one, and two ones. */
-template <typename T>
-static constexpr uint32_t ps_one = std::is_same<T, float>::value     ? 0x3f800000u
-                                   : std::is_same<T, ps_bf16>::value ? 0x3f80u
-                                                                     : 0x3c00u;
+template <typename T> static constexpr uint32_t ps_one = std::is_same<T, ps_bf16>::value ? 0x3f80u : 0x3c00u;
 
 template <typename T> static __device__ __forceinline__ ps_pair<T> ps_ones()
 {
-    if constexpr (std::is_same<T, float>::value) {
-        return make_uint2(ps_one<T>, ps_one<T>);
-    } else {
-        return ps_one<T> << 16 | ps_one<T>;
-    }
-}
-
-/* From two elements of memory. */
-template <typename T> static __device__ __forceinline__ ps_pair<T> ps_join(uint32_t low, uint32_t high)
-{
-    if constexpr (std::is_same<T, float>::value) {
-        return ps_pack<T>(__uint_as_float(low), __uint_as_float(high));
-    } else {
-        return low | high << 16;
-    }
+    return ps_one<T> << 16 | ps_one<T>;
 }
 
 /* Two elements to memory. */
-static __device__ __forceinline__ void ps_put_operand(float *to, uint2 pair)
-{
-    *(uint2 *)to = make_uint2(pair.x & 0xffffe000u, pair.y & 0xffffe000u);
-}
-
 template <typename T> static __device__ __forceinline__ void ps_put_operand(T *to, uint32_t pair)
 {
     *(uint32_t *)to = pair;
 }
 
 /* One of them. */
-static __device__ __forceinline__ void ps_put_bits(float *to, uint2 pair, int which)
-{
-    *(uint32_t *)to = (which ? pair.y : pair.x) & 0xffffe000u;
-}
-
 template <typename T> static __device__ __forceinline__ void ps_put_bits(T *to, uint32_t pair, int which)
 {
     *(uint16_t *)to = (uint16_t)(pair >> 16 * which);
@@ -162,19 +128,15 @@ static __device__ __forceinline__ void ps_mma_tf32(float (&d)[4], const uint32_t
         : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])                                                         \
         : "r"(a0), "r"(a1), "r"(b), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]))
 
-/* d = a b + c; a m16k16, b k16n8. c may be d. In tf32 two products of 8, whose k q and q + 4 are columns 2q and 2q + 1. */
+/* d = a b + c; a m16k16, b k16n8. c may be d. */
 template <typename T>
 static __device__ __forceinline__ void ps_mma16(float (&d)[4], const ps_pair<T> (&a)[4], ps_pair<T> b0, ps_pair<T> b1,
                                                 const float (&c)[4])
 {
-    if constexpr (std::is_same<T, float>::value) {
-        const uint32_t first[4] = {a[0].x, a[1].x, a[0].y, a[1].y}, second[4] = {a[2].x, a[3].x, a[2].y, a[3].y};
-        ps_mma_tf32(d, first, b0.x, b0.y, c);
-        ps_mma_tf32(d, second, b1.x, b1.y, d);
-    } else if constexpr (std::is_same<T, ps_bf16>::value) {
+    if constexpr (std::is_same<T, ps_bf16>::value) {
         PS_MMA16("bf16.bf16");
     } else {
-        static_assert(std::is_same<T, ps_fp16>::value, "float, fp16 or bf16");
+        static_assert(std::is_same<T, ps_fp16>::value, "fp16 or bf16");
         PS_MMA16("f16.f16");
     }
 }
@@ -183,13 +145,10 @@ static __device__ __forceinline__ void ps_mma16(float (&d)[4], const ps_pair<T> 
 template <typename T>
 static __device__ __forceinline__ void ps_mma8(float (&d)[4], ps_pair<T> a0, ps_pair<T> a1, ps_pair<T> b, const float (&c)[4])
 {
-    if constexpr (std::is_same<T, float>::value) {
-        const uint32_t a[4] = {a0.x, a1.x, a0.y, a1.y};
-        ps_mma_tf32(d, a, b.x, b.y, c);
-    } else if constexpr (std::is_same<T, ps_bf16>::value) {
+    if constexpr (std::is_same<T, ps_bf16>::value) {
         PS_MMA8("bf16.bf16");
     } else {
-        static_assert(std::is_same<T, ps_fp16>::value, "float, fp16 or bf16");
+        static_assert(std::is_same<T, ps_fp16>::value, "fp16 or bf16");
         PS_MMA8("f16.f16");
     }
 }

@@ -1,5 +1,5 @@
 /* What the resident kernels are told. T is the type of weights, of products' operands and of most of what is in memory, here and in
- * all files beside: ps_bf16, ps_fp16, or float, whose products are tf32's. */
+ * all files beside: ps_bf16 or ps_fp16. */
 #ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_ARGUMENTS_CUH
 #define PS_KERNELS_CUDA_ENCODER_RESIDENT_ARGUMENTS_CUH
 
@@ -55,10 +55,9 @@ template <class T> struct encoder_head {
 
 /* encoder/resident/resident.cuh's own. */
 template <class T> struct general_arguments {
-    int resident; /* all layers' weights are in shared memory; in general_backward_tf32.cuh: how many layers' */
+    int resident; /* all layers' weights are in shared memory */
     int staged;   /* columns of f staged at once */
     T *r;
-    T *merged; /* general_backward_tf32.cuh: [layers, R, d]: attention's output before W_o */
 };
 
 /* encoder/resident/d16_e4_f128.cu's own: what is kept, d16_units.cuh; tiles of a layer that it has room for. */

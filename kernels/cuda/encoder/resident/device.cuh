@@ -60,7 +60,6 @@ static __host__ __device__ constexpr int most_threads(int d)
 
 /* ---- shared memory ---- */
 
-template <class T> static constexpr bool is_tf32 = std::is_same<T, float>::value;
 template <class T> static constexpr int REAL_BYTES = (int)sizeof(T);
 
 /* One layer's parameters. Rows are 8 elements longer than the matrix, a multiple of 16: see store_operand. */
@@ -122,27 +121,13 @@ template <class T> static __host__ __device__ constexpr int unit_bytes(int d, in
            (backward ? scratch_bytes<T>(d, tiles, staged) : partial);
 }
 
-/* Where row r of a matrix lies. */
-template <class T> static __device__ __forceinline__ int ps_place(int r)
-{
-    return is_tf32<T> ? (r & ~3) + (((r & 1) << 1 | (r >> 1 & 1)) ^ (r >> 1 & 2)) /* 0 2 1 3 6 4 7 5 */ : r;
-}
-
-/* Rows x columns of T, to rows of ld elements; a row is `pieces` pieces of 16 bytes. ROUND: what the thread has copied so is
- * rounded where it lies. */
-template <bool ROUND = false, class T>
-static __device__ __forceinline__ void stage_matrix(T *to, int ld, const T *from, int rows, int pieces)
+/* Rows x columns of T, to rows of ld elements; a row is `pieces` pieces of 16 bytes. */
+template <class T> static __device__ __forceinline__ void stage_matrix(T *to, int ld, const T *from, int rows, int pieces)
 {
     const int step_row = (int)blockDim.x / pieces, step_piece = (int)blockDim.x - step_row * pieces;
     int row = (int)threadIdx.x / pieces, piece = (int)threadIdx.x - row * pieces;
     while (row < rows) {
-        T *const at = to + ps_place<T>(row) * ld + piece * ps_vector<T>;
-        if constexpr (ROUND) {
-            const float4 v = *(const float4 *)at;
-            *(uint4 *)at = make_uint4(ps_round_up(v.x), ps_round_up(v.y), ps_round_up(v.z), ps_round_up(v.w));
-        } else {
-            ps_copy_async(at, from + (row * pieces + piece) * ps_vector<T>);
-        }
+        ps_copy_async(to + row * ld + piece * ps_vector<T>, from + (row * pieces + piece) * ps_vector<T>);
         row += step_row;
         piece += step_piece;
         if (piece >= pieces) {
@@ -181,19 +166,6 @@ static __device__ __forceinline__ void stage_layer(const encoder<T> &x, const st
     stage_vector(to.b_1, p + x.at.b_1, z.f);
 }
 
-/* After ps_copy_wait, and before others read them: this thread's copies, rounded. */
-template <int D, class T> static __device__ __forceinline__ void round_layer(const struct sizes &z, const layer_weights<T, D> &to)
-{
-    if constexpr (is_tf32<T>) {
-        constexpr int PIECE = ps_vector<T>;
-        const T *const none = NULL;
-        stage_matrix<true>(to.w_qkv, to.LD_QKV, none, D, 3 * D / PIECE);
-        stage_matrix<true>(to.w_o, to.LD, none, D, D / PIECE);
-        stage_matrix<true>(to.w_1, z.f + 8, none, D, z.f / PIECE);
-        stage_matrix<true>(to.w_2, to.LD, none, z.f, D / PIECE);
-    }
-}
-
 /* ---- a warp's place ---- */
 
 template <class T, int D, int NT> struct place {
@@ -201,10 +173,8 @@ template <class T, int D, int NT> struct place {
     int lane, g, q;        /* g = lane / 4, q = lane % 4: see tile/mma.cuh */
     int unit, tile, share; /* of the block; of the unit; of the tile */
     int row;               /* the tile's first row in the unit's buffers */
-    /* The lane's row and column of 16-bit operands as they lie, and of transposed ones. */
+    /* The lane's row and column of operands as they lie, and of transposed ones. */
     int near, far, other, across;
-    /* In tf32: where rows g and 2q lie, and from there to 2q + 1. */
-    int straight, even, down;
     /* Of the unit at hand: */
     int64_t first; /* row g of the tile in [R, ..] */
     bool here[2];  /* rows g and g + 8 exist */
@@ -227,9 +197,6 @@ template <class T, int D, int NT> struct place {
         far = lane / 16 * 8;
         other = (lane & 7) + (lane >> 1 & 8);
         across = lane & 8;
-        straight = ps_place<T>(g);
-        even = ps_place<T>(2 * q);
-        down = ps_place<T>(2 * q + 1) - even;
     }
     __device__ __forceinline__ void take(const encoder<T> &x, int64_t u)
     {
@@ -250,92 +217,35 @@ template <class T, int D, int NT> struct place {
     }
 };
 
-/* ---- operands in shared memory ----
- *
- * p is the first element of 16 rows by 16 columns in rows of ld elements; ld is 8 beyond a multiple of 16. In tf32, whose lanes
- * load and store pairs of a row or, across rows, single elements, each 8 rows lie in another order (ps_place), so that neither
- * meets another lane's bank: ps_place(0 .. 3), (4 .. 7), (0, 2, 4, 6) and (1, 3, 5, 7) are all different modulo 4. */
+/* ---- operands in shared memory: what the lane loads from, p the first element of 16 rows by 16 columns in rows of ld elements; ld
+ * is 8 beyond a multiple of 16 ---- */
 
-/* What lane loads from, for load_a .. */
+/* Of an A operand, and of B operands of the matrix. */
 template <class P, class T> static __device__ __forceinline__ const T *lane_a(const T *p, int ld, const P &at)
 {
-    return is_tf32<T> ? p + at.straight * ld + at.q * 2 : p + at.near * ld + at.far;
+    return p + at.near * ld + at.far;
 }
 
-/* .. and load_b. */
 template <int R, class P, class T> static __device__ __forceinline__ const T *lane_b(const T *p, int ld, const P &at)
 {
-    return is_tf32<T> ? p + at.even * ld + at.g : p + at.near * ld + (R == 4 ? at.far : 0);
+    return p + at.near * ld + (R == 4 ? at.far : 0);
 }
 
+/* Of the matrix transposed. */
 template <class P, class T> static __device__ __forceinline__ const T *lane_a_transposed(const T *p, int ld, const P &at)
 {
-    return is_tf32<T> ? lane_b<4>(p, ld, at) : p + at.other * ld + at.across;
+    return p + at.other * ld + at.across;
 }
 
 template <int R, class P, class T> static __device__ __forceinline__ const T *lane_b_transposed(const T *p, int ld, const P &at)
 {
-    return is_tf32<T> ? lane_a(p, ld, at) : R == 4 ? p + at.other * ld + at.across : p + at.near * ld;
-}
-
-/* The A operand to its rows. */
-template <class T, class P>
-static __device__ __forceinline__ void store_operand(T *p, int ld, const ps_pair<T> (&r)[4], const P &at)
-{
-    if constexpr (is_tf32<T>) {
-        p += at.straight * ld + at.q * 2;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            *(uint2 *)(p + i % 2 * 8 * ld + i / 2 * 8) = r[i];
-        }
-    } else {
-        ps_store_operand(p, ld * 2, r);
-    }
-}
-
-/* The A operand of these rows. */
-template <class T> static __device__ __forceinline__ void load_a(ps_pair<T> (&r)[4], const T *p, int ld)
-{
-    if constexpr (is_tf32<T>) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            r[i] = *(const uint2 *)(p + i % 2 * 8 * ld + i / 2 * 8);
-        }
-    } else {
-        ps_ldmatrix4(r, p);
-    }
-}
-
-/* Two neighbours of a column. */
-template <class P> static __device__ __forceinline__ uint2 load_down(const float *p, int ld, const P &at)
-{
-    return make_uint2(__float_as_uint(*p), __float_as_uint(p[at.down * ld]));
-}
-
-/* The A operand of the matrix transposed. */
-template <class T, class P>
-static __device__ __forceinline__ void load_a_transposed(ps_pair<T> (&r)[4], const T *p, int ld, const P &at)
-{
-    if constexpr (is_tf32<T>) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            r[i] = load_down(p + i / 2 * 8 * ld + i % 2 * 8, ld, at);
-        }
-    } else {
-        ps_ldmatrix4_transposed(r, p);
-    }
+    return R == 4 ? lane_a_transposed(p, ld, at) : p + at.near * ld;
 }
 
 /* The B operands of 16 columns, r[0] and r[1] the first 8's, or of 8. */
-template <class T, int R, class P>
-static __device__ __forceinline__ void load_b(ps_pair<T> (&r)[R], const T *p, int ld, const P &at)
+template <int R> static __device__ __forceinline__ void load_b(uint32_t (&r)[R], const void *p)
 {
-    if constexpr (is_tf32<T>) {
-#pragma unroll
-        for (int i = 0; i < R; i++) {
-            r[i] = load_down(p + i % 2 * 8 * ld + i / 2 * 8, ld, at);
-        }
-    } else if constexpr (R == 4) {
+    if constexpr (R == 4) {
         ps_ldmatrix4_transposed(r, p);
     } else {
         ps_ldmatrix2_transposed(r, p);
@@ -343,14 +253,9 @@ static __device__ __forceinline__ void load_b(ps_pair<T> (&r)[R], const T *p, in
 }
 
 /* The B operands of the matrix transposed; two of them are the first half of k for 16 columns. */
-template <class T, int R> static __device__ __forceinline__ void load_b_transposed(ps_pair<T> (&r)[R], const T *p, int ld)
+template <int R> static __device__ __forceinline__ void load_b_transposed(uint32_t (&r)[R], const void *p)
 {
-    if constexpr (is_tf32<T>) {
-#pragma unroll
-        for (int i = 0; i < R; i++) {
-            r[i] = *(const uint2 *)(p + (R == 4 ? i / 2 : i) * 8 * ld + (R == 4 ? i % 2 * 8 : 0));
-        }
-    } else if constexpr (R == 4) {
+    if constexpr (R == 4) {
         ps_ldmatrix4(r, p);
     } else {
         ps_ldmatrix2(r, p);
@@ -492,11 +397,11 @@ static __device__ __forceinline__ void gather(ps_pair<T> (&all)[D / 16][4], cons
     if constexpr (D == 16) {
         copy_operand(all[0], own);
     } else {
-        store_operand(buffer + at.row * LD + at.share * 16, LD, own, at);
+        ps_store_operand(buffer + at.row * LD + at.share * 16, 2 * LD, own);
         at.sync();
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {
-            load_a(all[k], lane_a(buffer + at.row * LD, LD, at) + k * 16, LD);
+            ps_ldmatrix4(all[k], lane_a(buffer + at.row * LD, LD, at) + k * 16);
         }
     }
 }
@@ -639,7 +544,7 @@ static __device__ __forceinline__ void multiply_columns(float (&c)[D / 8][4], co
 #pragma unroll
     for (int n = 0; n < D / 16; n++) {
         ps_pair<T> b[4];
-        load_b(b, p + n * 16, ld, at);
+        load_b(b, p + n * 16);
         ps_mma16<T>(c[2 * n], a, b[0], b[1], c[2 * n]);
         ps_mma16<T>(c[2 * n + 1], a, b[2], b[3], c[2 * n + 1]);
     }
@@ -654,7 +559,7 @@ static __device__ __forceinline__ void multiply(float (&c)[2][4], const ps_pair<
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         ps_pair<T> b[4];
-        load_b(b, p + k * 16 * ld, ld, at);
+        load_b(b, p + k * 16 * ld);
         ps_mma16<T>(c[0], a[k], b[0], b[1], c[0]);
         ps_mma16<T>(c[1], a[k], b[2], b[3], c[1]);
     }
@@ -669,7 +574,7 @@ static __device__ __forceinline__ void multiply_transposed(float (&c)[2][4], con
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         ps_pair<T> b[4];
-        load_b_transposed(b, p + k * 16, ld);
+        load_b_transposed(b, p + k * 16);
         ps_mma16<T>(c[0], a[k], b[0], b[1], c[0]);
         ps_mma16<T>(c[1], a[k], b[2], b[3], c[1]);
     }
@@ -684,8 +589,8 @@ static __device__ __forceinline__ void multiply_shared(float (&c)[2][4], const T
 #pragma unroll 4
     for (int i = 0; i < k; i += 16) {
         ps_pair<T> ra[4], b[4];
-        load_a(ra, pa + i, lda);
-        load_b_transposed(b, pw + i, ldw);
+        ps_ldmatrix4(ra, pa + i);
+        load_b_transposed(b, pw + i);
         ps_mma16<T>(c[0], ra, b[0], b[1], c[0]);
         ps_mma16<T>(c[1], ra, b[2], b[3], c[1]);
     }
@@ -705,7 +610,7 @@ static __device__ __forceinline__ void project(T *qkv, const ps_pair<T> (&a)[D /
         set_bias(c, w.b_qkv + column, at.q);
         multiply(c, a, w.w_qkv + column, LD, at);
         pack_operand<T>(packed, c[0], c[1]);
-        store_operand(qkv + at.row * LD + column, LD, packed, at);
+        ps_store_operand(qkv + at.row * LD + column, 2 * LD, packed);
     }
 }
 
@@ -737,12 +642,12 @@ static __device__ __forceinline__ void score_tile(float (&s0)[4], float (&s1)[4]
 {
     if constexpr (E8) {
         ps_pair<T> k[2];
-        load_b_transposed(k, lane_b_transposed<2>(b, ld, at) + h.half * 8, ld);
+        load_b_transposed(k, lane_b_transposed<2>(b, ld, at) + h.half * 8);
         ps_mma8<T>(s0, a[0], a[1], k[0], c0);
         ps_mma8<T>(s1, a[0], a[1], k[1], c1);
     } else {
         ps_pair<T> k[4];
-        load_b_transposed(k, lane_b_transposed<4>(b, ld, at), ld);
+        load_b_transposed(k, lane_b_transposed<4>(b, ld, at));
         ps_mma16<T>(s0, a, k[0], k[1], c0);
         ps_mma16<T>(s1, a, k[2], k[3], c1);
     }
@@ -769,11 +674,11 @@ static __device__ __forceinline__ void mix(float (&o)[E8 ? 1 : 2][4], const ps_p
 {
     if constexpr (E8) {
         ps_pair<T> v[2];
-        load_b(v, lane_b<2>(b, ld, at) + h.half * 8, ld, at);
+        load_b(v, lane_b<2>(b, ld, at) + h.half * 8);
         ps_mma16<T>(o[0], p, v[0], v[1], o[0]);
     } else {
         ps_pair<T> v[4];
-        load_b(v, lane_b<4>(b, ld, at), ld, at);
+        load_b(v, lane_b<4>(b, ld, at));
         ps_mma16<T>(o[0], p, v[0], v[1], o[0]);
         ps_mma16<T>(o[1], p, v[2], v[3], o[1]);
     }
@@ -787,7 +692,7 @@ static __device__ __forceinline__ void put_head(T *to, int ld, const float (&o)[
 #pragma unroll
     for (int t = 0; t < (E8 ? 1 : 2); t++) {
         if (!E8 || h.active) {
-            T *p = to + ps_place<T>(at.g) * ld + (E8 ? h.half : t) * 8 + at.q * 2;
+            T *p = to + at.g * ld + (E8 ? h.half : t) * 8 + at.q * 2;
             *(ps_pair<T> *)p = ps_pack<T>(o[t][0] * scale0, o[t][1] * scale0);
             *(ps_pair<T> *)(p + 8 * ld) = ps_pack<T>(o[t][2] * scale1, o[t][3] * scale1);
         }
@@ -940,11 +845,6 @@ static __device__ __forceinline__ uint32_t new_masks(const encoder<T> &x, uint64
 }
 
 /* Rows g + 8h, tile t of an operand, zero where dropped. */
-static __device__ __forceinline__ uint2 kept_pair(uint2 x, uint32_t bits, int h, int t)
-{
-    return make_uint2(bits & 1u << (8 * h + 4 * t) ? x.x : 0, bits & 1u << (8 * h + 4 * t + 16) ? x.y : 0);
-}
-
 static __device__ __forceinline__ uint32_t kept_pair(uint32_t x, uint32_t bits, int h, int t)
 {
     return x & (bits >> (8 * h + 4 * t) & 0x00010001u) * 0xffffu;

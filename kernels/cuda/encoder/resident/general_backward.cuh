@@ -1,4 +1,4 @@
-/* The backward of encoder/resident/resident.cuh in 16 bits; tf32's is encoder/resident/general_backward_tf32.cuh. */
+/* The backward of encoder/resident/resident.cuh. */
 #ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_GENERAL_BACKWARD_CUH
 #define PS_KERNELS_CUDA_ENCODER_RESIDENT_GENERAL_BACKWARD_CUH
 
@@ -34,16 +34,16 @@ static __device__ __forceinline__ void weight_gradient(float *out, float *bias, 
 #pragma unroll
         for (int tile = 0; tile < NT; tile++) {
             ps_pair<T> ra[4];
-            load_a_transposed(ra, pa + unit * a.unit + tile * 16 * a.ld, a.ld, at);
+            ps_ldmatrix4_transposed(ra, pa + unit * a.unit + tile * 16 * a.ld);
             if constexpr (COLUMNS == 8) {
                 ps_pair<T> rb[2];
-                load_b(rb, pb + unit * b.unit + tile * 16 * b.ld, b.ld, at);
+                load_b(rb, pb + unit * b.unit + tile * 16 * b.ld);
                 ps_mma16<T>(c[0], ra, rb[0], rb[1], c[0]);
             } else {
 #pragma unroll
                 for (int n = 0; n < COLUMNS / 16; n++) {
                     ps_pair<T> rb[4];
-                    load_b(rb, pb + unit * b.unit + tile * 16 * b.ld + n * 16, b.ld, at);
+                    load_b(rb, pb + unit * b.unit + tile * 16 * b.ld + n * 16);
                     ps_mma16<T>(c[2 * n], ra, rb[0], rb[1], c[2 * n]);
                     ps_mma16<T>(c[2 * n + 1], ra, rb[2], rb[3], c[2 * n + 1]);
                 }
@@ -69,7 +69,7 @@ static __device__ __forceinline__ void bias_gradient(float *bias, bool first, co
 #pragma unroll
         for (int tile = 0; tile < NT; tile++) {
             ps_pair<T> ra[4];
-            load_a_transposed(ra, p + unit * a.unit + tile * 16 * a.ld, a.ld, at);
+            ps_ldmatrix4_transposed(ra, p + unit * a.unit + tile * 16 * a.ld);
             add_ones<T>(ones[0], ra);
         }
     }
@@ -89,7 +89,7 @@ static __device__ __forceinline__ void branch_gradient(ps_pair<T> (&all)[D / 16]
         drop_operand(a, *masks >> at.q);
     }
     if (D == 16) {
-        store_operand(G + at.row * (D + 8), D + 8, a, at);
+        ps_store_operand(G + at.row * (D + 8), 2 * (D + 8), a);
     }
     gather(all, a, G, at);
 }
@@ -117,11 +117,11 @@ static __device__ __forceinline__ void feed_forward_backward(float (&dx)[2][4], 
             drop_operand(hidden, bits);
             drop_operand(d_hidden, bits);
         }
-        store_operand(to, ld_staged, hidden, at);
-        store_operand(to + s.staged, ld_staged, d_hidden, at);
+        ps_store_operand(to, 2 * ld_staged, hidden);
+        ps_store_operand(to + s.staged, 2 * ld_staged, d_hidden);
         if constexpr (D == 16) {
             ps_pair<T> b[4];
-            load_b_transposed(b, lane_b_transposed<4>(w.w_1 + column, s.f + 8, at), s.f + 8);
+            load_b_transposed(b, lane_b_transposed<4>(w.w_1 + column, s.f + 8, at));
             ps_mma16<T>(dx[0], d_hidden, b[0], b[1], dx[0]);
             ps_mma16<T>(dx[1], d_hidden, b[2], b[3], dx[1]);
         }
@@ -140,8 +140,8 @@ static __device__ __forceinline__ void attention_backward(T *qkv, const T *X, T 
     const T *const values = keys + D, *const d_merged = X + at.share * 16;
     T *const P = scratch + at.share * (2 * NT * 16 * LD_P), *const S = P + NT * 16 * LD_P;
     ps_pair<T> all_queries[4], all_d_merged[4];
-    load_a(all_queries, lane_a(mine, LD_QKV, at), LD_QKV);
-    load_a(all_d_merged, lane_a(d_merged + at.tile * 16 * LD, LD, at), LD);
+    ps_ldmatrix4(all_queries, lane_a(mine, LD_QKV, at));
+    ps_ldmatrix4(all_d_merged, lane_a(d_merged + at.tile * 16 * LD, LD, at));
 #pragma unroll 1
     for (int i = 0; i < heads; i++) {
         constexpr int HT = E8 ? 1 : 2;
@@ -162,7 +162,7 @@ static __device__ __forceinline__ void attention_backward(T *qkv, const T *X, T 
                     s = ps_exp2(fmaf(s, x.scale_log2e, -log_sum[k % 4 / 2]));
                 }
                 pack_operand<T>(a, p[2 * j], p[2 * j + 1]);
-                store_operand(P + at.tile * 16 * LD_P + j * 16, LD_P, a, at);
+                ps_store_operand(P + at.tile * 16 * LD_P + j * 16, 2 * LD_P, a);
                 mix<E8>(o, a, h, values + j * 16 * LD_QKV, LD_QKV, at);
             }
             put_head<E8>(M + at.row * LD + at.share * 16, LD, o, 1.0f, 1.0f, h, at);
@@ -188,7 +188,7 @@ static __device__ __forceinline__ void attention_backward(T *qkv, const T *X, T 
                 dp[2 * j + k / 4][k % 4] *= p[2 * j + k / 4][k % 4];
             }
             pack_operand<T>(a, dp[2 * j], dp[2 * j + 1]);
-            store_operand(S + at.tile * 16 * LD_P + j * 16, LD_P, a, at);
+            ps_store_operand(S + at.tile * 16 * LD_P + j * 16, 2 * LD_P, a);
             mix<E8>(dq, a, h, keys + j * 16 * LD_QKV, LD_QKV, at);
         }
         at.sync(); /* the head's k and v are free, A and its gradient are there */
@@ -198,9 +198,9 @@ static __device__ __forceinline__ void attention_backward(T *qkv, const T *X, T 
 #pragma unroll
         for (int j = 0; j < NT; j++) {
             const int from = j * 16 * LD_P + at.tile * 16;
-            load_a_transposed(a, lane_a_transposed(P, LD_P, at) + from, LD_P, at);
+            ps_ldmatrix4_transposed(a, lane_a_transposed(P, LD_P, at) + from);
             mix<E8>(dv, a, h, d_merged + j * 16 * LD, LD, at);
-            load_a_transposed(a, lane_a_transposed(S, LD_P, at) + from, LD_P, at);
+            ps_ldmatrix4_transposed(a, lane_a_transposed(S, LD_P, at) + from);
             mix<E8>(dk, a, h, queries + j * 16 * LD_QKV, LD_QKV, at);
         }
         put_head<E8>(mine + D, LD_QKV, dk, x.scale, x.scale, h, at);
@@ -264,7 +264,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             }
             normalise(v, rstd, dx, x.epsilon, statistics_at(statistics, 0, at), at);
             pack_operand<T>(xhat, v[0], v[1]);
-            store_operand(X + at.row * LD + at.share * 16, LD, xhat, at);
+            ps_store_operand(X + at.row * LD + at.share * 16, 2 * LD, xhat);
             scale_shift<T>(a, v, w.ln2_gamma + at.share * 16, w.ln2_beta + at.share * 16, at.q);
             gather(all, a, M, at);
             clear(dx);
@@ -318,7 +318,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             clear(dx);
             multiply_transposed(dx, all, w.w_o + at.share * 16 * LD, LD, at);
             pack_operand<T>(a, dx[0], dx[1]);
-            store_operand(X + at.row * LD + at.share * 16, LD, a, at);
+            ps_store_operand(X + at.row * LD + at.share * 16, 2 * LD, a);
 
             load_rows(dx, (const T *)x.u + l * x.rows * D, at);
             normalise(v, rstd, dx, x.epsilon, statistics_at(statistics, 2, at), at);
@@ -330,7 +330,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
 
             /* A = softmax(q k' / sqrt(e)), merged = A v */
             attention_backward<E8>(qkv, X, M, scratch, table, l, heads, x, at);
-            store_operand(X + at.row * LD + at.share * 16, LD, xhat, at);
+            ps_store_operand(X + at.row * LD + at.share * 16, 2 * LD, xhat);
             const bool embed = l == 0 && x.embed.partial;
             if (embed) {
                 stage_patches(scratch, x, group * x.block_units + at.unit, at);
@@ -346,7 +346,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             if (embed) {
                 const int pitch = embed_pitch(D, x.embed.patch);
                 embed_operand(a, g, x, z.drop, at);
-                store_operand(scratch + at.row * pitch + at.share * 16, pitch, a, at);
+                ps_store_operand(scratch + at.row * pitch + at.share * 16, 2 * pitch, a);
                 ps_copy_wait();
             }
             __syncthreads();

@@ -122,9 +122,6 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             }
             if (!x.general.resident || (group == blockIdx.x && l == 0)) {
                 ps_copy_wait();
-                for (int i = 0; i < (x.general.resident ? x.layers : 1); i++) {
-                    round_layer(z, layer_weights<T, D>(weights + i * bytes, z.f));
-                }
                 __syncthreads();
             }
             ps_pair<T> all[D / 16][4], a[4];
@@ -142,7 +139,7 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             const T *const keys = qkv + D + at.share * 16, *const values = keys + D;
             T *const mine = qkv + at.row * LD_QKV + at.share * 16;
             ps_pair<T> queries[4];
-            load_a(queries, lane_a(mine, LD_QKV, at), LD_QKV);
+            ps_ldmatrix4(queries, lane_a(mine, LD_QKV, at));
             __syncwarp();
 #pragma unroll 1
             for (int i = 0; i < heads; i++) {
@@ -184,14 +181,7 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             }
 #pragma unroll
             for (int k = 0; k < D / 16; k++) {
-                load_a(all[k], lane_a(qkv + at.row * LD_QKV, LD_QKV, at) + k * 16, LD_QKV);
-            }
-#pragma unroll
-            for (int k = 0; k < W; k++) {
-                if (is_tf32<T> && x.general.merged && k == at.share) {
-                    unpack_operand<T>(own, all[k]);
-                    store_rows(x.general.merged + l * x.rows * D, own, at);
-                }
+                ps_ldmatrix4(all[k], lane_a(qkv + at.row * LD_QKV, LD_QKV, at) + k * 16);
             }
             set_bias(own, w.b_o + at.share * 16, at.q);
             multiply(own, all, w.w_o + at.share * 16, LD, at);

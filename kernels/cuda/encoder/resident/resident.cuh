@@ -20,20 +20,18 @@
  * Counts, etth1 (d 16, f 128, N 42 in 48 rows, 3 layers, S 896; 128 blocks of 21 warps): a tile of 16 rows and a layer take 10
  * Philox blocks (of 8 elements), 96 exponentials and 64 tanh a lane, 88 products m16n8k16 forward; backward the same exponentials
  * and tanh, no Philox, 330 products. Forward writes 3.6 MB of u, 3.6 MB of r, 1.8 MB of sums, 2.6 MB of bits; partial gradients
- * 7.9 MB. In tf32 u and r are 7.2 MB each, and so is merged, which its backward reads.
+ * 7.9 MB.
  *
  * d_ff, the head's size and what is staged are told at run time. encoder/resident/d64_short.cu serves d_model 64 with heads of 16
  * columns and N <= 16, encoder/resident/d16_e4_f128.cu d_model 16 with heads of 4 columns and N from 33 to 48.
  *
- * The kernels are general_forward.cuh, general_backward.cuh or, in tf32, general_backward_tf32.cuh, and block_sums.cuh; here is the
- * host's side. */
+ * The kernels are general_forward.cuh, general_backward.cuh and block_sums.cuh; here is the host's side. */
 #ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_RESIDENT_CUH
 #define PS_KERNELS_CUDA_ENCODER_RESIDENT_RESIDENT_CUH
 
 #include "kernels/cuda/encoder/head.cuh"
 #include "kernels/cuda/encoder/resident/block_sums.cuh"
 #include "kernels/cuda/encoder/resident/general_backward.cuh"
-#include "kernels/cuda/encoder/resident/general_backward_tf32.cuh"
 #include "kernels/cuda/encoder/resident/general_forward.cuh"
 
 namespace ps_resident
@@ -41,7 +39,7 @@ namespace ps_resident
 
 template <class T> using kernel_function = void(const encoder<T>);
 
-/* d_model 64 with longer sequences and heads of 16 columns is encoder/streamed/real16.cu's. */
+/* d_model 64 with longer sequences and heads of 16 columns is encoder/streamed/real16.cuh's. */
 static constexpr bool heads_fit(int d, int tiles, bool e8)
 {
     return e8 || d < 64 || tiles == 1;
@@ -49,11 +47,7 @@ static constexpr bool heads_fit(int d, int tiles, bool e8)
 
 template <class T, int D, int NT, bool E8> static kernel_function<T> *kernel_of_direction(bool backward)
 {
-    if constexpr (is_tf32<T>) {
-        return backward ? backward_kernel_tf32<D, NT, E8> : forward_kernel<T, D, NT, E8>;
-    } else {
-        return backward ? backward_kernel<T, D, NT, E8> : forward_kernel<T, D, NT, E8>;
-    }
+    return backward ? backward_kernel<T, D, NT, E8> : forward_kernel<T, D, NT, E8>;
 }
 
 template <class T, int D, int NT> static kernel_function<T> *kernel_of_head(bool backward, bool e8)
@@ -92,21 +86,17 @@ struct plan {
 template <class T> static kernel_function<T> *kernel_of(int d, const struct plan &p, bool backward, const encoder<T> &x)
 {
     const bool e8 = x.e < 16;
-    if constexpr (!is_tf32<T>) {
-        if (d == 64) {
-            return kernel_of_tiles<T, 64>(p.tiles, backward, e8);
-        }
-    }
-    return d == 16 ? kernel_of_tiles<T, 16>(p.tiles, backward, e8) : kernel_of_tiles<T, 32>(p.tiles, backward, e8);
+    return d == 64   ? kernel_of_tiles<T, 64>(p.tiles, backward, e8)
+           : d == 16 ? kernel_of_tiles<T, 16>(p.tiles, backward, e8)
+                     : kernel_of_tiles<T, 32>(p.tiles, backward, e8);
 }
 
-template <class T> static int sizes_fit(const struct ps_encoder_request *e)
+static int sizes_fit(const struct ps_encoder_request *e)
 {
     const int64_t d = e->d_model, head = e->n_heads > 0 ? d / e->n_heads : 0;
-    return (d == 16 || d == 32 || (d == 64 && !is_tf32<T>)) && head * e->n_heads == d && (head == 4 || head == 8 || head == 16) &&
-           e->patches >= 1 && e->patches <= 64 && heads_fit((int)d, ((int)e->patches + 15) / 16, head < 16) && e->d_ff >= d &&
-           e->d_ff <= 256 && e->d_ff % d == 0 && e->layers >= 1 && e->layers <= 64 && e->sequences >= 1 &&
-           e->sequences <= INT32_MAX;
+    return (d == 16 || d == 32 || d == 64) && head * e->n_heads == d && (head == 4 || head == 8 || head == 16) && e->patches >= 1 &&
+           e->patches <= 64 && heads_fit((int)d, ((int)e->patches + 15) / 16, head < 16) && e->d_ff >= d && e->d_ff <= 256 &&
+           e->d_ff % d == 0 && e->layers >= 1 && e->layers <= 64 && e->sequences >= 1 && e->sequences <= INT32_MAX;
 }
 
 static void units_of(const struct ps_encoder_request *e, struct plan *p)
@@ -116,11 +106,6 @@ static void units_of(const struct ps_encoder_request *e, struct plan *p)
     p->units = ps_resident_units(e);
 }
 
-template <class T> static int64_t unit_of(int d, int tiles, bool backward, int staged)
-{
-    return is_tf32<T> && backward ? places_of(d, tiles).size * (int64_t)sizeof(T) : unit_bytes<T>(d, tiles, backward, staged);
-}
-
 /* Fewest rounds over the units first, then weights that stay, then the fewest stages of d_ff. */
 template <class T>
 static enum ps_status plan_make(const struct ps_cuda_context *c, const struct ps_encoder_request *e, bool backward,
@@ -128,7 +113,7 @@ static enum ps_status plan_make(const struct ps_cuda_context *c, const struct ps
 {
     const int multiprocessors = c->multiprocessors, shared = c->shared_bytes;
     int64_t best_rounds = INT64_MAX;
-    if (!is_tf32<T> && sizes_fit<T>(e) && ps_encoder_d64_serves(e, shared)) {
+    if (sizes_fit(e) && ps_encoder_d64_serves(e, shared)) {
         *best = {};
         units_of(e, best);
         best->d64_short = 1;
@@ -136,7 +121,7 @@ static enum ps_status plan_make(const struct ps_cuda_context *c, const struct ps
         best->multiprocessors = multiprocessors;
         return PS_OK;
     }
-    if (!is_tf32<T> && sizes_fit<T>(e) && ps_encoder_d16_serves(e)) {
+    if (sizes_fit(e) && ps_encoder_d16_serves(e)) {
         *best = {};
         units_of(e, best);
         best->d16_e4_f128 = 1;
@@ -148,22 +133,21 @@ static enum ps_status plan_make(const struct ps_cuda_context *c, const struct ps
             return PS_OK;
         }
     }
-    if (sizes_fit<T>(e)) {
+    if (sizes_fit(e)) {
         const int d = (int)e->d_model, f = (int)e->d_ff, W = sharing(d);
         struct plan p = {};
         units_of(e, &p);
         p.multiprocessors = multiprocessors;
         const int warps = p.tiles * W;
         const int most = most_threads(d) / 32 / warps;
-        const bool turns = backward && is_tf32<T>, stages = backward && !turns;
-        for (int there = (int)e->layers; there >= 1; there = turns && there > 2 ? 2 : there > 1 ? 1 : 0) {
-            p.resident = turns ? there : there == e->layers;
-            for (p.staged = f; p.staged >= (stages ? d : f); p.staged -= d) {
+        for (int there = (int)e->layers; there >= 1; there = there > 1 ? 1 : 0) {
+            p.resident = there == e->layers;
+            for (p.staged = f; p.staged >= (backward ? d : f); p.staged -= d) {
                 if (f % p.staged != 0) {
                     continue;
                 }
                 const int64_t weights = TABLE_BYTES + there * (int64_t)layer_bytes<T>(d, f);
-                const int64_t unit = unit_of<T>(d, p.tiles, backward, p.staged);
+                const int64_t unit = unit_bytes<T>(d, p.tiles, backward, p.staged);
                 int64_t units = (shared - weights) / unit;
                 units = shared < weights ? 0 : units > most ? most : units;
                 units = warps > 1 && units > 15 ? 15 : units; /* a barrier each */
@@ -187,33 +171,32 @@ static enum ps_status plan_make(const struct ps_cuda_context *c, const struct ps
         return ps_fail(
             PS_UNSUPPORTED,
             "encoder (cuda, whole): d_model %lld, n_heads %lld, d_ff %lld, %lld patches, %lld layers are not served with "
-            "%d bytes of shared memory a block: d_model 16%s, heads of 4, 8 or 16, d_ff a multiple of d_model up to 256, up to 64 "
-            "patches",
-            (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches, (long long)e->layers, shared,
-            is_tf32<T> ? " or 32" : ", 32 or 64");
+            "%d bytes of shared memory a block: d_model 16, 32 or 64, heads of 4, 8 or 16, d_ff a multiple of d_model up to 256, "
+            "up to "
+            "64 patches",
+            (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches, (long long)e->layers, shared);
     }
     return PS_OK;
 }
 
-/* What is kept, in order: r, lse, deviations or merged, masks, the embedding's masks. */
+/* What is kept, in order: r, lse, encoder/resident/d64_short.cu's deviations, masks, the embedding's masks. */
 template <class T> static size_t kept_r(const struct ps_encoder_request *e)
 {
     return ((size_t)(e->layers * e->sequences * e->patches * e->d_model) * sizeof(T) + 255) / 256 * 256;
 }
 
-/* encoder/resident/d64_short.cu's deviations, or tf32's merged. */
-template <class T> static size_t kept_beside(const struct ps_encoder_request *e)
+static size_t kept_deviations(const struct ps_encoder_request *e)
 {
-    return is_tf32<T> ? kept_r<T>(e) : ps_encoder_d64_fits(e) ? ps_resident_deviation_bytes(e) : 0;
+    return ps_encoder_d64_fits(e) ? ps_resident_deviation_bytes(e) : 0;
 }
 
 /* The batch size decides which kernels run: the larger of what they keep. */
 template <class T> static size_t kept_bytes(const struct ps_encoder_request *e, const struct plan &p)
 {
     const int64_t words = e->dropout.threshold ? p.units * p.tiles * (e->d_model / 16) * 8 : 0; /* the embedding's */
-    const size_t bytes = kept_r<T>(e) + ps_resident_lse_bytes(e) + kept_beside<T>(e) + ps_resident_mask_bytes(e, p.tiles) +
+    const size_t bytes = kept_r<T>(e) + ps_resident_lse_bytes(e) + kept_deviations(e) + ps_resident_mask_bytes(e, p.tiles) +
                          (size_t)words * sizeof(uint32_t);
-    const size_t d16 = !is_tf32<T> && ps_encoder_d16_serves(e) ? ps_encoder_d16_kept_bytes(e) : 0;
+    const size_t d16 = ps_encoder_d16_serves(e) ? ps_encoder_d16_kept_bytes(e) : 0;
     return bytes > d16 ? bytes : d16;
 }
 
@@ -252,11 +235,11 @@ static const struct plans &plans_of(const struct ps_encoder_plan *plan)
 
 /* General kernels, as measured (docs/benchmarks.md): instructions bound them, so level gemm is faster from so many rows a
  * multiprocessor on; never at d_model 16, nor at 32 where several sequences share a tile. */
-template <class T> static bool is_slower(const struct ps_encoder_request *e, int multiprocessors)
+static bool is_slower(const struct ps_encoder_request *e, int multiprocessors)
 {
     const bool wide_hidden = e->d_ff > 128;
     const int64_t rows = e->sequences * e->patches / multiprocessors;
-    const int64_t most = is_tf32<T> ? (wide_hidden ? 300 : 500) : (wide_hidden && e->patches <= 48 ? 170 : 400);
+    const int64_t most = wide_hidden && e->patches <= 48 ? 170 : 400;
     return e->d_model > 32 ? rows > 100 : e->d_model > 16 && e->patches > 16 && rows > most;
 }
 
@@ -271,7 +254,7 @@ static enum ps_status resident_plan(const struct ps_kernels *k, const struct ps_
         return ps_fail(PS_DEVICE, "encoder: out of host memory");
     }
     memcpy(plan->own, &p, sizeof p);
-    plan->slower = !p.forward.d64_short && !p.forward.d16_e4_f128 && is_slower<T>(e, ps_cuda(k)->multiprocessors);
+    plan->slower = !p.forward.d64_short && !p.forward.d16_e4_f128 && is_slower(e, ps_cuda(k)->multiprocessors);
     plan->kernels = p.forward.d64_short ? "resident/d64_short" : p.forward.d16_e4_f128 ? "resident/d16_e4_f128" : "resident";
     plan->kept_bytes = kept_bytes<T>(e, p.forward);
     return PS_OK;
@@ -290,11 +273,9 @@ template <class T> static bool can_embed(const struct ps_encoder_request *e, con
     if (p.d16_e4_f128) {
         return floats <= D16_WINDOW_FLOATS;
     }
-    const struct unit_places places = places_of((int)d, p.tiles); /* tf32's */
-    const size_t room =
-        is_tf32<T> ? (size_t)(places.size - places.m) * sizeof(T) : (size_t)scratch_bytes<T>((int)d, p.tiles, p.staged);
     return floats * (int)sizeof(float) <= p.tiles * 16 * (3 * d + 8) * REAL_BYTES<T> &&
-           (size_t)(p.tiles * 16 * embed_pitch((int)d, (int)e->patch_len)) * sizeof(T) <= room;
+           (size_t)(p.tiles * 16 * embed_pitch((int)d, (int)e->patch_len)) * sizeof(T) <=
+               (size_t)scratch_bytes<T>((int)d, p.tiles, p.staged);
 }
 
 template <class T>
@@ -377,9 +358,8 @@ template <class T> static encoder<T> arguments_make(const struct ps_encoder_requ
         x.general.r = (T *)kept;
         x.lse = (float *)(kept + kept_r<T>(e));
         x.d64.rstd = (float *)(kept + kept_r<T>(e) + ps_resident_lse_bytes(e));
-        x.general.merged = (T *)x.d64.rstd;
         if (e->dropout.threshold) {
-            x.masks = (uint32_t *)(kept + kept_r<T>(e) + ps_resident_lse_bytes(e) + kept_beside<T>(e));
+            x.masks = (uint32_t *)(kept + kept_r<T>(e) + ps_resident_lse_bytes(e) + kept_deviations(e));
             x.embed.masks = (uint32_t *)((char *)x.masks + ps_resident_mask_bytes(e, p->tiles));
         }
     }
@@ -397,13 +377,11 @@ static enum ps_status resident_forward(const struct ps_kernels *k, const struct 
     const cudaStream_t stream = ps_cuda(k)->stream;
     ps_cuda(k)->ordered = false; /* `fresh` takes care of what was */
     encoder<T> x = arguments_make<T>(e, &p);
-    if constexpr (!is_tf32<T>) {
-        if (p.d64_short) {
-            return ps_encoder_d64_forward<T>(x, (char *)e->workspace, p.multiprocessors, stream);
-        }
-        if (p.d16_e4_f128) {
-            return ps_encoder_d16_forward(x, ps_encoder_d16_shared(e, p.block_units), stream);
-        }
+    if (p.d64_short) {
+        return ps_encoder_d64_forward<T>(x, (char *)e->workspace, p.multiprocessors, stream);
+    }
+    if (p.d16_e4_f128) {
+        return ps_encoder_d16_forward(x, ps_encoder_d16_shared(e, p.block_units), stream);
     }
     return ps_resident_launch(kernel_of((int)e->d_model, p, false, x), dim3((unsigned)p.blocks), p.threads, p.shared, stream,
                               "encoder forward", x);
@@ -420,13 +398,11 @@ static enum ps_status resident_backward(const struct ps_kernels *k, const struct
     encoder<T> x = arguments_make<T>(e, &p);
     const int d = (int)e->d_model, f = (int)e->d_ff;
     char *workspace = (char *)e->workspace;
-    if constexpr (!is_tf32<T>) {
-        if (p.d64_short) {
-            if (e->embed_gradient) {
-                x.embed.partial = (float *)(workspace + ps_encoder_d64_workspace(e, p.units, p.multiprocessors));
-            }
-            return ps_encoder_d64_backward<T>(x, workspace, p.multiprocessors, stream);
+    if (p.d64_short) {
+        if (e->embed_gradient) {
+            x.embed.partial = (float *)(workspace + ps_encoder_d64_workspace(e, p.units, p.multiprocessors));
         }
+        return ps_encoder_d64_backward<T>(x, workspace, p.multiprocessors, stream);
     }
     x.sums.arrived = (unsigned *)workspace;
     x.sums.norms = (float *)(workspace + counter_bytes(e));
@@ -437,14 +413,10 @@ static enum ps_status resident_backward(const struct ps_kernels *k, const struct
     if (e->embed_gradient) {
         x.embed.partial = (float *)((char *)x.sums.partial + (size_t)p.blocks * sums_bytes(e));
     }
-    kernel_function<T> *sum = d == 16 ? sum_kernel<T, 16> : sum_kernel<T, 32>;
-    if constexpr (!is_tf32<T>) {
-        sum = d == 64 ? sum_kernel<T, 64> : sum;
-        if (p.d16_e4_f128) {
-            PS_TRY(ps_encoder_d16_backward(x, ps_encoder_d16_shared(e, p.block_units), stream));
-        }
-    }
-    if (!p.d16_e4_f128) {
+    kernel_function<T> *const sum = d == 64 ? sum_kernel<T, 64> : d == 16 ? sum_kernel<T, 16> : sum_kernel<T, 32>;
+    if (p.d16_e4_f128) {
+        PS_TRY(ps_encoder_d16_backward(x, ps_encoder_d16_shared(e, p.block_units), stream));
+    } else {
         PS_TRY(ps_resident_launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared, stream,
                                   "encoder backward", x));
     }

@@ -1,4 +1,4 @@
-/* Attention of encoder/streamed/real16.cu, forward and backward, on the q, k and v of a tile in shared memory. */
+/* Attention of encoder/streamed/real16.cuh, forward and backward, on the q, k and v of a tile in shared memory. */
 #ifndef PS_KERNELS_CUDA_ENCODER_REAL16_ATTENTION_CUH
 #define PS_KERNELS_CUDA_ENCODER_REAL16_ATTENTION_CUH
 

@@ -1,4 +1,4 @@
-/* encoder/streamed/real16.cu's backward kernel, whose last blocks form weights' gradients. */
+/* encoder/streamed/real16.cuh's backward kernel, whose last blocks form weights' gradients. */
 #ifndef PS_KERNELS_CUDA_ENCODER_REAL16_BACKWARD_CUH
 #define PS_KERNELS_CUDA_ENCODER_REAL16_BACKWARD_CUH
 

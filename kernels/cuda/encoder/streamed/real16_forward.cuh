@@ -1,4 +1,4 @@
-/* encoder/streamed/real16.cu's forward kernel. */
+/* encoder/streamed/real16.cuh's forward kernel. */
 #ifndef PS_KERNELS_CUDA_ENCODER_REAL16_FORWARD_CUH
 #define PS_KERNELS_CUDA_ENCODER_REAL16_FORWARD_CUH
 

@@ -1,4 +1,4 @@
-/* The hidden layer of encoder/streamed/real16.cu: gelu and dropout of a side's 32 columns, forward and backward, and those columns
+/* The hidden layer of encoder/streamed/real16.cuh: gelu and dropout of a side's 32 columns, forward and backward, and those columns
  * as the left operand of the next product. */
 #ifndef PS_KERNELS_CUDA_ENCODER_REAL16_HIDDEN_CUH
 #define PS_KERNELS_CUDA_ENCODER_REAL16_HIDDEN_CUH

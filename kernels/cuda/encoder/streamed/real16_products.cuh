@@ -1,4 +1,4 @@
-/* Products of encoder/streamed/real16.cu: the ring through which the copy engine brings chunks of weights, wgmma on half a tile's
+/* Products of encoder/streamed/real16.cuh: the ring through which the copy engine brings chunks of weights, wgmma on half a tile's
  * rows and such a chunk, and the projection to q, k and v. */
 #ifndef PS_KERNELS_CUDA_ENCODER_REAL16_PRODUCTS_CUH
 #define PS_KERNELS_CUDA_ENCODER_REAL16_PRODUCTS_CUH

@@ -1,4 +1,4 @@
-/* What encoder/streamed/real16.cu does by rows, between its products: reading, writing and staging them, LayerNorm, dropout, and
+/* What encoder/streamed/real16.cuh does by rows, between its products: reading, writing and staging them, LayerNorm, dropout, and
  * the sums of products that rows are read from. */
 #ifndef PS_KERNELS_CUDA_ENCODER_REAL16_ROWS_CUH
 #define PS_KERNELS_CUDA_ENCODER_REAL16_ROWS_CUH

@@ -1,16 +1,16 @@
-/* What all of encoder/streamed/real16.cu's kernels stand on: sizes and places in shared memory, the kernels' arguments, which rows
+/* What all of encoder/streamed/real16.cuh's kernels stand on: sizes and places in shared memory, the kernels' arguments, which rows
  * of a tile a thread owns, which tiles a block takes, dropout's draws. */
 #ifndef PS_KERNELS_CUDA_ENCODER_REAL16_TILE_CUH
 #define PS_KERNELS_CUDA_ENCODER_REAL16_TILE_CUH
 
 #include "kernels/cuda/encoder/request.cuh"
-#include "kernels/cuda/encoder/streamed/types.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/bulk.cuh"
 #include "kernels/cuda/tile/count.cuh"
 #include "kernels/cuda/tile/divide.cuh"
 #include "kernels/cuda/tile/dropout.cuh"
 #include "kernels/cuda/tile/math.cuh"
+#include "kernels/cuda/tile/mma.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 #include "kernels/cuda/tile/wgmma.cuh"
 

@@ -1,4 +1,4 @@
-/* Weights' and biases' gradients of encoder/streamed/real16.cu: products of the operands that backward has written, over rows, and
+/* Weights' and biases' gradients of encoder/streamed/real16.cuh: products of the operands that backward has written, over rows, and
  * the kernels that form the last of them and add all partial sums up, with LayerNorm's. */
 #ifndef PS_KERNELS_CUDA_ENCODER_REAL16_WEIGHTS_CUH
 #define PS_KERNELS_CUDA_ENCODER_REAL16_WEIGHTS_CUH

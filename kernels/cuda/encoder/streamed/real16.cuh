@@ -1,4 +1,4 @@
-/* One encoder layer, forward and backward, for d_model up to 128: operands of 16 bits (types.cuh) on tensor cores, fp32 sums,
+/* One encoder layer, forward and backward, for d_model up to 128: operands of 16 bits (real16: real16_bf16.cu, real16_fp16.cu) on tensor cores, fp32 sums,
  * softmax and LayerNorm.
  *
  * Why: at level gemm a layer's activations cross device memory about 40 times. Here a block of 512 threads owns the 128 rows of
@@ -46,6 +46,9 @@
  * Here are the launches and the plan of the workspace. The kernels are in real16_forward.cuh, real16_backward.cuh and
  * real16_weights.cuh; what they are made of, in real16_tile.cuh (sizes, arguments, who owns what), real16_products.cuh,
  * real16_rows.cuh, real16_attention.cuh and real16_hidden.cuh. */
+#ifndef PS_KERNELS_CUDA_ENCODER_STREAMED_REAL16_CUH
+#define PS_KERNELS_CUDA_ENCODER_STREAMED_REAL16_CUH
+
 #include "kernels/cuda/context.cuh"
 #include "kernels/cuda/encoder/streamed/real16_backward.cuh"
 #include "kernels/cuda/encoder/streamed/real16_forward.cuh"
@@ -580,3 +583,5 @@ const struct ps_encoder_family ps_encoder_streamed = {streamed_plan, streamed_sp
                                                       streamed_backward};
 
 } // namespace PS_REAL16_SPACE
+
+#endif
