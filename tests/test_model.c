@@ -642,7 +642,7 @@ static double *two_at(struct fixture *f, uint64_t step, uint64_t cursor)
 }
 
 /* A step gives the same bits whether the forward before has expected it or not; and the ends, in operations of their own, add up in
- * another order alone. */
+ * another order alone, of which BatchNorm leaves little of b_p's. */
 START_TEST(halves_ends)
 {
     const struct step_case *c = &halves_cases[_i / HALVES_SHAPES];
@@ -661,7 +661,7 @@ START_TEST(halves_ends)
     const double small = take_small(layout, ends, expected), error = gradient_error(layout, ends, expected, &worst);
     printf("the paper's layer %d, %s: the ends apart %.2g (%s), small ones %.2g\n", _i % HALVES_SHAPES,
            ps_precision_name(c->precision), error, layout->table[worst].name, small);
-    ck_assert_msg(error <= (span >= PS_SPAN_LOSS ? c->loss : 1e-5), "gradient of %s changes by %.3g", layout->table[worst].name,
+    ck_assert_msg(error <= (span >= PS_SPAN_LOSS ? c->loss : 1e-4), "gradient of %s changes by %.3g", layout->table[worst].name,
                   error);
     free(expected);
     free(again);
