@@ -8,8 +8,7 @@
  * two sums a norm: those of the gradient and of the gradient times xhat.
  *
  * What a kernel needs beside the sums and rows of the one before it comes before it waits: parameters, what older kernels have
- * left, masks, which are drawn there. Those of up to 128 hidden columns are drawn beside attention, by warps that fill up
- * schedulers.
+ * left, masks, which are drawn there.
  *
  * A warp owns 16 rows; attention's warps are those of a sequence (a unit), the feed-forward part's tiles are any 16 rows one after
  * another. So what passes from half to half lies by rows; q, k and v lie as the lanes hold them, 16 bytes each. Products, attention
@@ -270,7 +269,6 @@ static void halves_make(const struct ps_kernels *k, const struct ps_encoder_requ
     h->per_row = 1.0 / (double)x->rows;
     h->unbiased = 1.0 / ((double)x->rows - 1.0);
     h->hidden_threshold = e->hidden_dropout.threshold;
-    h->drawing = h->hidden_threshold && e->d_ff <= 128 ? halves_drawing(p.tiles) : 0;
     h->hidden_below = ps_below(h->hidden_threshold);
     h->hidden_minus_below = ps_minus_below(h->hidden_threshold);
     h->hidden_scale = h->hidden_threshold ? e->hidden_dropout.scale : 1.0f;
@@ -291,18 +289,17 @@ template <class T> using halves_kernel = void(const encoder<T>, const struct hal
  * step may just have been written reads nothing early. */
 template <class T>
 static enum ps_status halves_launch(const struct ps_kernels *k, const char *what, halves_kernel<T> *kernel, int blocks, int threads,
-                                    int shared, const encoder<T> &x, struct halves &h, int drawing = 0)
+                                    int shared, const encoder<T> &x, struct halves &h)
 {
     float2 *const other = h.before;
     h.before = h.sums;
     h.sums = other;
     h.blocks_before = h.blocks;
     h.blocks = blocks;
-    h.workers = threads;
     if (shared > 48 * 1024) {
         PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, what));
     }
-    ps_cuda_launch(ps_cuda(k), kernel, dim3((unsigned)blocks), (unsigned)(threads + drawing * 32), (size_t)shared, x, h);
+    ps_cuda_launch(ps_cuda(k), kernel, dim3((unsigned)blocks), (unsigned)threads, (size_t)shared, x, h);
     PS_CUDA_LAUNCHED(what);
 }
 
@@ -374,8 +371,7 @@ static enum ps_status halves_forward(const struct ps_kernels *k, const struct ps
     for (int l = 0; l < x.layers; l++) {
         h.layer = l;
         take_dropout(&x, e->dropout);
-        PS_TRY(halves_launch(k, what, attention_of<T>(p.tiles, false, l == 0 && e->embed), p.blocks, p.threads, p.forward, x, h,
-                             h.drawing));
+        PS_TRY(halves_launch(k, what, attention_of<T>(p.tiles, false, l == 0 && e->embed), p.blocks, p.threads, p.forward, x, h));
         take_dropout(&x, e->output_dropout);
         PS_TRY(halves_launch(k, what, hidden_of<T>(e->activation, false), p.hidden_blocks, p.hidden_threads, p.hidden, x, h));
     }

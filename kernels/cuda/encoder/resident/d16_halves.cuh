@@ -40,8 +40,6 @@ struct halves {
     int layer;          /* the kernel's */
     int training;       /* else the running statistics serve, and nothing is kept */
     int staged;         /* times 64 hidden columns that the backward has in shared memory at once */
-    int workers;        /* threads of a block, but for those that draw */
-    int drawing;        /* halves_drawing, or 0: the feed-forward part draws its own */
     int residual;       /* residual attention: scores of the layers below are added */
     int64_t running[4]; /* offsets of the first layer's: norm 1's mean, variance, norm 2's */
     int64_t running_stride;
@@ -157,13 +155,7 @@ static constexpr int halves_units(int tiles)
     return (tiles == 3 ? 21 : 20) / tiles;
 }
 
-/* Warps that attention forward has besides, which fill up schedulers and draw the masks of the feed-forward part behind it. */
-static constexpr int halves_drawing(int tiles)
-{
-    return tiles == 3 ? 3 : 4;
-}
-
-/* Warps that a kernel has at most but for those, and shared memory for sums over them. */
+/* Warps that a kernel has at most, and shared memory for sums over them. */
 enum { MOST_WARPS = THREADS / 32 };
 union halves_scratch {
     double2 merged[MOST_WARPS][D];
@@ -214,7 +206,7 @@ struct halves_sums {
 static __device__ __forceinline__ void leave_sums(const struct halves &h, const struct halves_sums &sums,
                                                   union halves_scratch &scratch)
 {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = h.workers / 32;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
     float v[8];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -250,14 +242,14 @@ static __device__ __forceinline__ void leave_sums(const struct halves &h, const 
 static __device__ __forceinline__ double2 merge_sums(const struct halves &h, union halves_scratch &scratch)
 {
     enum { FLIGHT = 4 }; /* on their way at once */
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = h.workers / 32;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
     const float2 *const from = h.before + lane % D;
     double2 sum = make_double2(0, 0);
-    for (int b = (int)threadIdx.x / D; b < h.blocks_before; b += FLIGHT * h.workers / D) {
+    for (int b = (int)threadIdx.x / D; b < h.blocks_before; b += FLIGHT * (int)blockDim.x / D) {
         float2 v[FLIGHT];
 #pragma unroll
         for (int i = 0; i < FLIGHT; i++) {
-            const int block = b + i * h.workers / D;
+            const int block = b + i * (int)blockDim.x / D;
             v[i] = block < h.blocks_before ? __ldcg(from + block * D) : make_float2(0, 0);
         }
 #pragma unroll

@@ -90,27 +90,12 @@ static __device__ __forceinline__ void finish_hidden(float (&y)[2][4], const hal
     scale_add_rows(y, scale, bias);
 }
 
-/* The masks of the feed-forward part behind attention, by warp `warp` of those that draw. */
-template <class T> static __device__ __noinline__ void draw_ahead(const encoder<T> &x, const struct halves &h, int warp, int lane)
-{
-    const struct philox_site site = philox_site_at(x, step_of(x, true), x.site + 3 * h.layer + 1);
-#pragma unroll 1
-    for (int tile = warp + (int)blockIdx.x * h.drawing; tile < h.row_tiles; tile += (int)gridDim.x * h.drawing) {
-#pragma unroll 1
-        for (int half = 0; half < x.f / 64; half++) {
-            *halves_masks_at(x, h, MASKS_HIDDEN + half, tile, lane) =
-                draw_hidden(x, h.hidden_below, h.hidden_minus_below, site, x.rows_before + (uint32_t)(tile * 16 + lane / 4), x.f,
-                            half, lane % 4);
-        }
-    }
-}
-
 /* u + drop(attention(u) W_o + b_o), u the layer's input: norm 2 of the layer below, or what the embedding gives. Before the wait:
  * parameters, q and k of the layers below, which their attention wrote, and the masks. EMBED: the first layer's, which embeds: the
  * kernel before may have written parameters and the step, so that windows, normalised, and masks are those of the step that the
  * forward before expected next, and are made again where it is another. */
 template <class T, int TILES, bool EMBED>
-static __global__ void __launch_bounds__((halves_units(TILES) * TILES + halves_drawing(TILES)) * 32)
+static __global__ void __launch_bounds__(halves_units(TILES) * TILES * 32)
     halves_attention(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
 {
     extern __shared__ uint4 shared_memory[];
@@ -134,20 +119,6 @@ static __global__ void __launch_bounds__((halves_units(TILES) * TILES + halves_d
     uint32_t last[2];
     last_keys(last, ps_one<T>, x.n, at);
     struct halves_sums sums;
-    if (at.unit >= x.block_units) {
-        ps_grid_begin();
-        if (EMBED) {
-            stage_attention(w, x, 0);
-        }
-        if (h.layer > 0) {
-            __syncthreads(); /* merge_sums' */
-        }
-        ps_copy_wait();
-        __syncthreads();
-        draw_ahead(x, h, (int)threadIdx.x / 32 - x.block_units * TILES, at.lane);
-        __syncthreads(); /* leave_sums' */
-        return;
-    }
     for (int group = (int)blockIdx.x; group * x.block_units < (int)x.units; group += (int)gridDim.x) {
         const bool first = group == (int)blockIdx.x;
         at.take(x, group * x.block_units + at.unit);
@@ -291,7 +262,7 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
         const uint32_t row = x.rows_before + (uint32_t)at.first;
         uint32_t a[4], bits = 0xffffffffu;
         float r[2][4], y[2][4];
-        if (h.hidden_threshold && !h.drawing) {
+        if (h.hidden_threshold) {
             const struct philox_site site = philox_site_at(x, step, x.site + 3 * h.layer + 1);
 #pragma unroll 1
             for (int half = 0; half < x.f / 64; half++) {
@@ -305,16 +276,9 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
         if (first) {
             ps_grid_begin();
         }
-        if (h.drawing) {
-            for (int half = 0; half < x.f / 64; half++) {
-                ps_copy_async4(words + half * 32, halves_masks_at(x, h, MASKS_HIDDEN + half, tile, at.lane));
-            }
-        }
         take_stream(a, stream_at(h, h.layer, SLOT_SUM_1, at), at);
         if (first) {
             begin_forward(c, x, h, h.layer, NORM_1, norm, scratch);
-        } else {
-            ps_copy_wait();
         }
         unpack_operand<T>(r, a);
         affine(r, c.scale, c.shift, at.q);
@@ -324,9 +288,7 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
         for (int half = 0; half < x.f / 64; half++) {
             if (h.hidden_threshold) {
                 const uint32_t word = words[half * 32];
-                if (!h.drawing) {
-                    *halves_masks_at(x, h, MASKS_HIDDEN + half, tile, at.lane) = word;
-                }
+                *halves_masks_at(x, h, MASKS_HIDDEN + half, tile, at.lane) = word;
                 feed_forward<true, ACTIVATION>(y, a, word, w.columns(half), at);
             } else {
                 feed_forward<false, ACTIVATION>(y, a, 0, w.columns(half), at);
