@@ -96,7 +96,6 @@ static enum ps_status plan_make(const struct ps_kernels *k, const struct ps_enco
     const int tile_rounds = (tiles_each + most_tiles - 1) / most_tiles;
     int warps = (tiles_each + tile_rounds - 1) / tile_rounds;
     warps = warps < LEAST_HIDDEN_WARPS ? LEAST_HIDDEN_WARPS : warps;
-    warps = (warps + 3) / 4 * 4 <= most_tiles ? (warps + 3) / 4 * 4 : warps; /* each scheduler's as many; blocks are fewer */
     const int tile_groups = (p->row_tiles + warps - 1) / warps;
     p->hidden_blocks = tile_groups < c->multiprocessors ? tile_groups : c->multiprocessors;
     p->hidden_threads = warps * 32;
