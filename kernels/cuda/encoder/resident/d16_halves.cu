@@ -96,6 +96,9 @@ static enum ps_status plan_make(const struct ps_kernels *k, const struct ps_enco
     const int tile_rounds = (tiles_each + most_tiles - 1) / most_tiles;
     int warps = (tiles_each + tile_rounds - 1) / tile_rounds;
     warps = warps < LEAST_HIDDEN_WARPS ? LEAST_HIDDEN_WARPS : warps;
+    /* Of several rounds each scheduler's as many: blocks of a round are fewer, not rounds more. */
+    const int even = (warps + 3) / 4 * 4;
+    warps = tile_rounds > 1 && even <= most_tiles ? even : warps;
     const int tile_groups = (p->row_tiles + warps - 1) / warps;
     p->hidden_blocks = tile_groups < c->multiprocessors ? tile_groups : c->multiprocessors;
     p->hidden_threads = warps * 32;
@@ -191,8 +194,8 @@ static enum ps_encoder_span halves_span(const struct ps_kernels *k, const struct
     return e->patch_len < 1 || e->patch_len > 32 || e->seq_len < e->patch_len || e->seq_len * 4 > halves_keys_bytes(p.tiles, 0) ||
                    embed_backward_bytes(e, p) > ps_cuda(k)->shared_bytes
                ? PS_SPAN_LAYERS
-           : ends_with_loss(k, e) && p.loss_blocks <= PS_PARTIAL_BLOCKS ? PS_SPAN_LOSS
-                                                                        : PS_SPAN_EMBEDDING;
+           : p.tiles == 4 && ends_with_loss(k, e) && p.loss_blocks <= PS_PARTIAL_BLOCKS ? PS_SPAN_LOSS
+                                                                                        : PS_SPAN_EMBEDDING;
 }
 
 /* The workspace, in order: sums over rows, gradients, those of q and k of layers below, partial gradients, the embedding's; and

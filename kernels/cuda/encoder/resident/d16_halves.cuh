@@ -149,10 +149,10 @@ struct halves_columns {
     float scale[D], shift[D], rstd[D], centre[D], slope[D], bend[D], level[D], minus_pivot[D], one[D];
 };
 
-/* A block's units at most: up to 20 warps leave a thread 96 registers, more 80. */
+/* A block's units at most: up to 16 warps leave a thread 128 registers, 20 of them 96, more 80. */
 static constexpr int halves_units(int tiles)
 {
-    return (tiles == 3 ? 21 : 20) / tiles;
+    return (tiles == 3 ? 21 : tiles == 4 ? 16 : 20) / tiles;
 }
 
 /* Warps that a kernel has at most, and shared memory for sums over them. */
