@@ -115,7 +115,10 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
         ps_stmatrix4_at(own_normed, a);
         ps_copy_wait();
         if (first) {
-            ps_grid_begin();
+            ps_grid_wait();
+            if (!top) {
+                ps_grid_release();
+            }
         }
         if (top) {
             if (first) { /* forward's last kernel has kept it, and may be the one before */
@@ -177,6 +180,9 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
                 put_b_2_sums<T, 1>(partial, x.f, normed, !first, at);
             }
         }
+    }
+    if (top) { /* W_h's gradient has had the multiprocessors that this kernel leaves free */
+        ps_grid_release();
     }
     leave_sums(h, sums, scratch);
 }
