@@ -180,9 +180,10 @@ static int embed_backward_bytes(const struct ps_encoder_request *e, const struct
            p.block_units * (halves_unit_bytes(p.tiles, 0) + halves_patches_bytes(p.tiles, (int)e->patch_len));
 }
 
+/* Of shorter sequences the head by itself is as fast, as measured. */
 static bool ends_with_loss(const struct ps_kernels *k, const struct ps_encoder_request *e)
 {
-    return e->pred_len >= 8 && e->pred_len % 8 == 0 && e->pred_len <= HEAD_COLUMNS &&
+    return e->patches > 48 && e->pred_len >= 8 && e->pred_len % 8 == 0 && e->pred_len <= HEAD_COLUMNS &&
            halves_loss_places((int)e->patches, (int)e->pred_len).bytes <= ps_cuda(k)->shared_bytes;
 }
 
@@ -194,8 +195,8 @@ static enum ps_encoder_span halves_span(const struct ps_kernels *k, const struct
     return e->patch_len < 1 || e->patch_len > 32 || e->seq_len < e->patch_len || e->seq_len * 4 > halves_keys_bytes(p.tiles, 0) ||
                    embed_backward_bytes(e, p) > ps_cuda(k)->shared_bytes
                ? PS_SPAN_LAYERS
-           : p.tiles == 4 && ends_with_loss(k, e) && p.loss_blocks <= PS_PARTIAL_BLOCKS ? PS_SPAN_LOSS
-                                                                                        : PS_SPAN_EMBEDDING;
+           : ends_with_loss(k, e) && p.loss_blocks <= PS_PARTIAL_BLOCKS ? PS_SPAN_LOSS
+                                                                        : PS_SPAN_EMBEDDING;
 }
 
 /* The workspace, in order: sums over rows, gradients, those of q and k of layers below, partial gradients, the embedding's; and

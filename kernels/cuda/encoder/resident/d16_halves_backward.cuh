@@ -72,6 +72,8 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), warps = (int)blockDim.x / 32;
     const int tile_bytes = halves_tile_bytes(h.staged);
     const bool top = h.layer + 1 == x.layers;
+    const bool late =
+        top && x.n > 48; /* the next kernel: W_h's gradient, a large one, gets the multiprocessors that this leaves free */
     tile_place<T> at;
     uint32_t *const words = hidden_words(shared_memory, x.f, at.lane);
     stage_hidden(w, x, h.layer);
@@ -116,7 +118,7 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
         ps_copy_wait();
         if (first) {
             ps_grid_wait();
-            if (!top) {
+            if (!late) {
                 ps_grid_release();
             }
         }
@@ -181,7 +183,7 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
             }
         }
     }
-    if (top) { /* W_h's gradient has had the multiprocessors that this kernel leaves free */
+    if (late) {
         ps_grid_release();
     }
     leave_sums(h, sums, scratch);
