@@ -687,7 +687,7 @@ struct ps_head_gradient {
  * it would give; its tensors are those of the forward that had `embed` too. With `head`, besides `embed` and where encoder_prepare
  * has granted it, the rest of the head of the forward that had `head`. With `update`, besides both, adamw as it says, of all the
  * parameters: its parameters, gradients and copy are these parameters, gradients and weights, of which the embedding's and the
- * head's are parts; clip_norm and skip 0. */
+ * head's are parts; clip_norm and skip 0. headed: the forward, the last one with these, had `head`, and dy is its dz. */
 struct ps_encoder_backward {
     struct ps_tensor du, gradients, dy, stream, weights, parameters;
     struct ps_encoder_sizes sizes;
@@ -696,6 +696,7 @@ struct ps_encoder_backward {
     const struct ps_embed_backward *embed;
     const struct ps_head_gradient *head;
     const struct ps_adamw *update;
+    int headed;
 };
 
 /* What encoder_prepare is told .. */
@@ -704,6 +705,7 @@ struct ps_encoder_shape {
     int64_t seq_len, patch_len, pred_len; /* L, P of the embedding, H of the head */
     int other_loss;                       /* than head_step's: nothing beyond the embedding will be asked for */
     int ends_apart;                       /* nothing beyond the layers will be: the ends are of another kind */
+    int other_rate;                       /* of dropout the embedding has than W_o */
 };
 
 /* How much of a training step both calls can be asked for; each takes what stands before it. */

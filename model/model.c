@@ -348,8 +348,7 @@ static const char *beyond_level_layer(const struct ps_model_shape *s, const stru
 static int ends_apart(const struct ps_model_shape *s)
 {
     return s->positions != PS_POSITIONS_LEARNED || s->individual_head || s->revin_affine || s->revin_subtract_last ||
-           s->patches_from_end || ps_dropout_rate(s, PS_DROP_HEAD) > 0 ||
-           ps_dropout_rate(s, PS_DROP_EMBEDDING) != ps_dropout_rate(s, PS_DROP_ATTENTION);
+           s->patches_from_end || ps_dropout_rate(s, PS_DROP_HEAD) > 0;
 }
 
 int ps_model_tiles(const struct ps_kernels *k, const struct ps_model_shape *shape)
@@ -469,7 +468,9 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
                                                                .patch_len = shape->patch_len,
                                                                .pred_len = shape->pred_len,
                                                                .other_loss = !ps_loss_is_plain(&m->options.loss),
-                                                               .ends_apart = m->options.loss.missing || ends_apart(shape)},
+                                                               .ends_apart = m->options.loss.missing || ends_apart(shape),
+                                                               .other_rate = ps_dropout_rate(shape, PS_DROP_EMBEDDING) !=
+                                                                             ps_dropout_rate(shape, PS_DROP_ATTENTION)},
                                     &m->encoder);
         if (status == PS_UNSUPPORTED) {
             char why[512];
@@ -701,10 +702,11 @@ enum ps_status ps_model_encode(struct ps_model *m, const struct ps_step_state *s
     return encode(m, state, batch, training, NULL, NULL);
 }
 
-/* embed, head, update: level layer does the embedding's backward too, the rest of the head's, and AdamW. */
+/* embed, head, update: level layer does the embedding's backward too, the rest of the head's, and AdamW; headed: its forward did
+ * the head. */
 static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training,
                                       const struct ps_embed_backward *embed, const struct ps_head_gradient *head,
-                                      const struct ps_adamw *update)
+                                      const struct ps_adamw *update, int headed)
 {
     const struct ps_kernels *k = m->k;
     if (m->options.level == PS_LEVEL_LAYER) {
@@ -721,7 +723,8 @@ static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_s
                                                                     .kept_bytes = m->encoder.kept_bytes,
                                                                     .embed = embed,
                                                                     .head = head,
-                                                                    .update = update});
+                                                                    .update = update,
+                                                                    .headed = headed});
     }
     struct ps_gradient_notes notes = {0};
     for (int64_t l = m->shape.n_layers; l-- > 0;) {
@@ -736,7 +739,7 @@ static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_s
 
 enum ps_status ps_model_encode_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training)
 {
-    return encode_backward(m, state, batch, training, NULL, NULL, NULL);
+    return encode_backward(m, state, batch, training, NULL, NULL, NULL, 0);
 }
 
 /* Windows to the last layer's output, in one operation where the encoder does the embedding; it does the head too then, if there
@@ -816,14 +819,14 @@ static enum ps_status train(struct ps_model *m, const struct ps_windows *windows
     const int early = update && updates_early(m);
     if (ps_model_steps(m)) {
         const struct ps_head_gradient rest = ps_head_gradient_of(m, state, within);
-        return encode_backward(m, state, batch, 1, &embed, &rest, update);
+        return encode_backward(m, state, batch, 1, &embed, &rest, update, 1);
     }
     PS_TRY(ps_head_train(m, windows, state, batch, within, 0));
     PS_TRY(early ? update_head(m, update) : PS_OK);
     if (m->encoder.span >= PS_SPAN_EMBEDDING) {
-        PS_TRY(encode_backward(m, state, batch, 1, &embed, NULL, NULL));
+        PS_TRY(encode_backward(m, state, batch, 1, &embed, NULL, NULL, within != NULL));
     } else {
-        PS_TRY(encode_backward(m, state, batch, 1, NULL, NULL, NULL));
+        PS_TRY(encode_backward(m, state, batch, 1, NULL, NULL, NULL, 0));
         PS_TRY(ps_embedding_backward(m, batch, dropout));
     }
     PS_TRY(m->k->beside ? m->k->beside(m->k, PS_BESIDE_JOIN) : PS_OK);

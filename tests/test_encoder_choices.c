@@ -121,10 +121,19 @@ static const struct variant {
     int residual_attention;
 } variants[] = {
 #define PAPER PS_NORM_BATCH, PS_NORM_POST, PS_GELU, 1
-    {{PS_PRECISION_BF16, ETTH1, "resident/d16_halves bf16, d_model 16, 4 heads, d_ff 128, 42 patches, layers"}, PAPER},
-    {{PS_FP16, ETTH1, "resident/d16_halves fp16, d_model 16, 4 heads, d_ff 128, 42 patches, layers"}, PAPER},
+    {{PS_PRECISION_BF16, ETTH1, "resident/d16_halves bf16, d_model 16, 4 heads, d_ff 128, 42 patches, with the embedding"}, PAPER},
+    {{PS_FP16, ETTH1, "resident/d16_halves fp16, d_model 16, 4 heads, d_ff 128, 42 patches, with the embedding"}, PAPER},
+    {{PS_PRECISION_BF16, 128, 7, 512, 96, 16, 64, 16, 4, 128, 3, 0.3,
+      "resident/d16_halves bf16, d_model 16, 4 heads, d_ff 128, 64 patches, with the embedding and the loss"},
+     PAPER},
+    {{PS_PRECISION_BF16, 16, 7, 104, 24, 16, 13, 16, 4, 128, 3, 0.3,
+      "resident/d16_halves bf16, d_model 16, 4 heads, d_ff 128, 13 patches, with the embedding"},
+     PAPER},
+    {{PS_PRECISION_BF16, 128, 7, 336, 192, 16, 42, 16, 4, 128, 3, 0.3,
+      "resident/d16_halves bf16, d_model 16, 4 heads, d_ff 128, 42 patches, with the embedding"},
+     PAPER},
     {{PS_FP16, 128, 7, 336, 96, 16, 64, 16, 4, 64, 2, 0.1,
-      "resident/d16_halves fp16, d_model 16, 4 heads, d_ff 64, 64 patches, layers"},
+      "resident/d16_halves fp16, d_model 16, 4 heads, d_ff 64, 64 patches, with the embedding and the loss"},
      PS_NORM_BATCH,
      PS_NORM_POST,
      PS_RELU,

@@ -576,26 +576,33 @@ END_TEST
 
 /* ---- the paper's layer at level layer ---- */
 
-#define HALVES_MODEL .pred_len = 5, .d_model = 16, .n_heads = 4, .norm = PS_NORM_BATCH, .norm_place = PS_NORM_POST, .revin = 1
-#define HALVES HALVES_MODEL, .channels = 3
+#define HALVES .channels = 3, .d_model = 16, .n_heads = 4, .norm = PS_NORM_BATCH, .norm_place = PS_NORM_POST, .revin = 1
+#define HALVES_OF .d_model = 16, .n_heads = 4, .norm = PS_NORM_BATCH, .norm_place = PS_NORM_POST, .revin = 1, .n_layers = 2
 /* N 42, as the paper has it; one tile of patches, two and four; more hidden columns and fewer; each activation; no residual
- * attention, and many layers of it; ends of other kinds; rates of each place's own. Two have so many rows that blocks share tiles
- * of rows with the sequences of others, and one more than 132 multiprocessors take at once. */
+ * attention, and many layers of it; ends of other kinds; rates of each place's own; heads of all widths in memory. Two have so many
+ * rows that blocks share tiles of rows with the sequences of others, and one more than 132 multiprocessors take at once. */
 static const struct ps_model_shape halves_shapes[] = {
-    {HALVES, .seq_len = 336, .patch_len = 16, .stride = 8, .pad_end = 1, .d_ff = 128, .n_layers = 3, .dropout = 0.3,
+    {HALVES, .seq_len = 336, .pred_len = 96, .patch_len = 16, .stride = 8, .pad_end = 1, .d_ff = 128, .n_layers = 3, .dropout = 0.3,
      .dropout_at = {[PS_DROP_ATTENTION] = {1, 0.51}}, .residual_attention = 1, .activation = PS_GELU},
-    {HALVES, .seq_len = 60, .patch_len = 4, .stride = 4, .d_ff = 64, .n_layers = 2, .dropout = 0.1, .activation = PS_GELU_TANH},
-    {HALVES, .seq_len = 128, .patch_len = 4, .stride = 4, .d_ff = 256, .n_layers = 5, .residual_attention = 1,
+    {HALVES, .seq_len = 60, .pred_len = 8, .patch_len = 4, .stride = 4, .d_ff = 64, .n_layers = 2, .dropout = 0.1,
+     .activation = PS_GELU_TANH},
+    {HALVES, .seq_len = 128, .pred_len = 40, .patch_len = 4, .stride = 4, .d_ff = 256, .n_layers = 5, .residual_attention = 1,
      .activation = PS_RELU},
-    {HALVES, .seq_len = 256, .patch_len = 4, .stride = 4, .d_ff = 192, .n_layers = 1, .dropout = 0.2, .residual_attention = 1,
-     .activation = PS_GELU, .positions = PS_POSITIONS_SINCOS, .individual_head = 1,
+    {HALVES, .seq_len = 256, .pred_len = 5, .patch_len = 4, .stride = 4, .d_ff = 192, .n_layers = 1, .dropout = 0.2,
+     .residual_attention = 1, .activation = PS_GELU, .positions = PS_POSITIONS_SINCOS, .individual_head = 1,
      .dropout_at = {[PS_DROP_HIDDEN] = {1, 0}, [PS_DROP_HEAD] = {1, 0.2}}},
-    {HALVES, .seq_len = 90, .patch_len = 6, .stride = 2, .d_ff = 128, .n_layers = 2, .activation = PS_GELU, .revin_affine = 1,
-     .dropout_at = {[PS_DROP_OUTPUT] = {1, 0.25}}},
-    {HALVES_MODEL, .channels = 63, .seq_len = 168, .patch_len = 4, .stride = 4, .d_ff = 128, .n_layers = 2, .dropout = 0.3,
+    {HALVES, .seq_len = 90, .pred_len = 5, .patch_len = 6, .stride = 2, .d_ff = 128, .n_layers = 2, .activation = PS_GELU,
+     .revin_affine = 1, .dropout_at = {[PS_DROP_OUTPUT] = {1, 0.25}}},
+    {HALVES_OF, .channels = 63, .seq_len = 168, .pred_len = 64, .patch_len = 4, .stride = 4, .d_ff = 128, .dropout = 0.3,
      .residual_attention = 1, .activation = PS_GELU},
-    {HALVES_MODEL, .channels = 251, .seq_len = 200, .patch_len = 4, .stride = 4, .d_ff = 64, .n_layers = 2, .dropout = 0.3,
-     .residual_attention = 1, .activation = PS_GELU}};
+    {HALVES_OF, .channels = 267, .seq_len = 200, .pred_len = 24, .patch_len = 4, .stride = 4, .d_ff = 64, .dropout = 0.3,
+     .residual_attention = 1, .activation = PS_GELU},
+    {HALVES_OF, .channels = 5, .seq_len = 259, .pred_len = 96, .patch_len = 7, .stride = 4, .d_ff = 128, .dropout = 0.2,
+     .residual_attention = 1, .activation = PS_GELU},
+    {HALVES_OF, .channels = 7, .seq_len = 104, .pred_len = 16, .patch_len = 16, .stride = 8, .pad_end = 1, .d_ff = 128,
+     .residual_attention = 1, .activation = PS_GELU, .dropout_at = {[PS_DROP_EMBEDDING] = {1, 0.3}}},
+    {HALVES_OF, .channels = 7, .seq_len = 103, .pred_len = 5, .patch_len = 24, .stride = 9, .d_ff = 64, .dropout = 0.1,
+     .activation = PS_GELU}};
 enum { HALVES_SHAPES = sizeof halves_shapes / sizeof *halves_shapes };
 
 static const struct step_case halves_cases[] = {{"cuda", "cuda", PS_PRECISION_BF16, {.level = PS_LEVEL_LAYER}, 1e-2, 1e-1, 5e-1},
@@ -620,6 +627,48 @@ START_TEST(halves_forward)
                                            .options = {.level = PS_LEVEL_LAYER},
                                            .bound = bounds[which]},
                     &halves_shapes[_i % HALVES_SHAPES]);
+}
+END_TEST
+
+/* Two of the fixture's windows from `cursor` on. */
+static double *two_at(struct fixture *f, uint64_t step, uint64_t cursor)
+{
+    const struct ps_step_state state = {.step = step, .cursor = cursor};
+    OK(f->device->upload(f->device, PS_COMPUTE, f->state, &state, sizeof state));
+    OK(f->device->fill_zero(f->device, PS_COMPUTE, f->model->gradients, (size_t)f->count * ps_type_bytes(f->k->parameter)));
+    OK(ps_model_gradients(f->model, &f->windows, f->state, 2));
+    OK(f->device->synchronize(f->device));
+    return fixture_gradients(f);
+}
+
+/* A step gives the same bits whether the forward before has expected it or not; and the ends, in operations of their own, add up in
+ * another order alone, of which BatchNorm leaves little of b_p's. */
+START_TEST(halves_ends)
+{
+    const struct step_case *c = &halves_cases[_i / HALVES_SHAPES];
+    const struct ps_model_shape *shape = &halves_shapes[_i % HALVES_SHAPES];
+    struct fixture f = fixture_open_with(c->backend, c->device, c->precision, shape, 4, &c->options);
+    const struct ps_parameters *layout = f.model->layout;
+    const int apart = shape->individual_head || shape->revin_affine || c->precision == PS_TF32;
+    const enum ps_encoder_span span = f.model->encoder.span;
+    int worst = 0;
+    ck_assert_int_eq(span, apart                                                ? PS_SPAN_LAYERS
+                           : ps_patches(shape) > 48 && shape->pred_len % 8 == 0 ? PS_SPAN_LOSS
+                                                                                : PS_SPAN_EMBEDDING);
+    free(two_at(&f, 6, 0));
+    double *expected = two_at(&f, 7, 2), *again = two_at(&f, 7, 2);
+    ck_assert_msg(memcmp(expected, again, (size_t)f.count * sizeof *again) == 0, "a step that was expected gives other bits");
+    f.model->encoder.span = PS_SPAN_LAYERS;
+    double *ends = two_at(&f, 7, 2);
+    const double small = take_small(layout, ends, expected), error = gradient_error(layout, ends, expected, &worst);
+    printf("the paper's layer %d, %s: the ends apart %.2g (%s), small ones %.2g\n", _i % HALVES_SHAPES,
+           ps_precision_name(c->precision), error, layout->table[worst].name, small);
+    ck_assert_msg(error <= (span >= PS_SPAN_LOSS ? c->loss : 1e-4), "gradient of %s changes by %.3g", layout->table[worst].name,
+                  error);
+    free(expected);
+    free(again);
+    free(ends);
+    fixture_close(&f);
 }
 END_TEST
 
@@ -971,14 +1020,15 @@ static enum ps_status never_prepare(const struct ps_kernels *k, const struct ps_
                                     const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs)
 {
     (void)k, (void)sizes, (void)needs;
-    return ps_fail(PS_UNSUPPORTED, "the kernels were asked, with %s ends", shape->ends_apart ? "other" : "their");
+    return ps_fail(PS_UNSUPPORTED, "the kernels were asked, with %s ends%s", shape->ends_apart ? "other" : "their",
+                   shape->other_rate ? " at another rate" : "");
 }
 
 /* What no encoder has been told of is refused by the key's name before kernels are asked, of all else they say themselves: a table
  * that says to have the level shows it without a GPU. */
 START_TEST(variants_beyond_level_layer)
 {
-    static const char asked[] = "asked, with their ends", apart[] = "asked, with other ends";
+    static const char asked[] = "asked, with their ends", apart[] = "asked, with other ends", rate[] = "their ends at another rate";
     static const struct {
         struct ps_model_shape shape;
         const char *says;
@@ -994,7 +1044,7 @@ START_TEST(variants_beyond_level_layer)
                  {{SIZES, .individual_head = 1}, apart},
                  {{SIZES, .revin = 1, .revin_affine = 1}, apart},
                  {{SIZES, .dropout_at = {[PS_DROP_HEAD] = {1, 0.1}}}, apart},
-                 {{SIZES, .dropout = 0.1, .dropout_at = {[PS_DROP_EMBEDDING] = {1, 0}}}, apart},
+                 {{SIZES, .dropout = 0.1, .dropout_at = {[PS_DROP_EMBEDDING] = {1, 0}}}, rate},
                  {{SIZES, .dropout_at = {[PS_DROP_ATTENTION_WEIGHTS] = {1, 0.1}}}, "model.dropout_attention_weights"},
                  {{SIZES, .dropout_at = {[PS_DROP_OUTPUT] = {1, 0.1}}}, asked}};
     struct ps_device *device;
@@ -2952,6 +3002,7 @@ int main(void)
             tcase_add_loop_test(folded, folded_steps, 0, FOLDED_CASES * FOLDED_SHAPES);
             tcase_add_loop_test(halves, halves_steps, 0, HALVES_CASES * HALVES_SHAPES);
             tcase_add_loop_test(halves, halves_forward, 0, HALVES_CASES * HALVES_SHAPES);
+            tcase_add_loop_test(halves, halves_ends, 0, HALVES_CASES * HALVES_SHAPES);
             tcase_add_loop_test(shifted, level_layer_shifted, 0, FUSED * FUSED_SHAPES);
             tcase_add_loop_test(shifted, shorter_batches, 0, 2 * FUSED);
             tcase_add_loop_test(shifted, level_layer_small_rows, 0, FUSED * FUSED_SHAPES);

@@ -348,7 +348,11 @@ END_TEST
 static const struct shipped {
     const char *name;
     int64_t rows, channels, kernels;
-} shipped[] = {{"seed28k", 0, 20, 3}, {"etth1", 14400, 7, 6}, {"weather", 3000, 21, 24}, {"electricity", 3000, 321, 51}};
+} shipped[] = {{"seed28k", 0, 20, 3},
+               {"etth1", 14400, 7, 6},
+               {"etth1_paper", 14400, 7, 19},
+               {"weather", 3000, 21, 24},
+               {"electricity", 3000, 321, 51}};
 
 START_TEST(kernels_of_shipped)
 {

@@ -9,6 +9,7 @@
  *                  d up to 32, or N up to 16                 resident/resident.cuh            embedding
  *                  d up to 128, N up to 64                   streamed/real16.cuh              layers
  *                  d 64, e 4, which that refuses             resident/resident.cuh            embedding
+ *                  the paper's: d 16, e 4, BatchNorm         resident/d16_halves.cu           embedding, loss
  *     tf32         d 64, e 16, f 128 or 256, N up to 16      resident/d64_short_tf32.cu       layers
  */
 #include <stdio.h>
@@ -205,7 +206,8 @@ static enum ps_status needs_of(const struct ps_kernels *k, const struct ps_encod
     needs->kept_bytes = plan->kept_bytes;
     needs->slower = plan->slower;
     const enum ps_encoder_span span = span_of(k, &r, plan);
-    needs->span = shape->ends_apart ? PS_SPAN_LAYERS : shape->other_loss && span > PS_SPAN_EMBEDDING ? PS_SPAN_EMBEDDING : span;
+    const bool apart = shape->ends_apart || (shape->other_rate && is_plain(&r));
+    needs->span = apart ? PS_SPAN_LAYERS : shape->other_loss && span > PS_SPAN_EMBEDDING ? PS_SPAN_EMBEDDING : span;
     snprintf(needs->kernels, sizeof needs->kernels, "%s%s %s, d_model %lld, %lld heads, d_ff %lld, %lld patches, %s", plan->kernels,
              plan->fp16 ? " (fp16 operands)" : "", ps_precision_name(k->precision), (long long)r.d_model, (long long)r.n_heads,
              (long long)r.d_ff, (long long)r.patches, spans[needs->span]);
@@ -267,8 +269,9 @@ static enum ps_status check_embed(const struct ps_kernels *k, const struct ps_en
                                   const struct ps_encoder_plan *plan, const struct ps_dropout *dropout)
 {
     const struct ps_dropout *of = &r->dropout;
-    if (span_of(k, r, plan) < PS_SPAN_EMBEDDING || dropout->threshold != of->threshold || dropout->seed != of->seed ||
-        dropout->state != of->state || (of->threshold && dropout->first != of->first)) {
+    if (span_of(k, r, plan) < PS_SPAN_EMBEDDING || (is_plain(r) && dropout->threshold != of->threshold) ||
+        dropout->seed != of->seed || dropout->state != of->state ||
+        ((dropout->threshold || of->threshold) && dropout->first != of->first)) {
         return ps_fail(PS_UNSUPPORTED, "encoder: windows of %lld and patches of %lld are not embedded for d_model %lld",
                        (long long)r->seq_len, (long long)r->patch_len, (long long)r->d_model);
     }
@@ -413,6 +416,7 @@ enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, const struct
     PS_TRY(plan_of(k, &r, &plan));
     r.gradients = (float *)a->gradients.data;
     r.du = a->du.data;
+    r.headed = a->headed;
     r.dy = a->dy.data;
     if (a->embed) {
         PS_TRY(check_embed_backward(k, &r, plan, a->embed));

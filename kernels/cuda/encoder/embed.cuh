@@ -28,6 +28,47 @@ static __device__ __forceinline__ uint32_t *embed_masks_at(const encoder<T> &x, 
     return x.embed.masks + (at.global_tile * sharing(D) + at.share) * 8 + at.g;
 }
 
+/* What kernels are told of it; sequences: of a unit. Masks and partial sums are for the caller to add. */
+template <class T> static void embed_make(const struct ps_encoder_request *e, int sequences, encoder_embedding<T> *x)
+{
+    const struct ps_embed_forward *f = e->embed;
+    const struct ps_embed_backward *b = e->embed_gradient;
+    x->length = (int)e->seq_len;
+    x->patch = (int)e->patch_len;
+    x->sequences = sequences;
+    x->all = (uint32_t)e->sequences;
+    if (f) {
+        x->weight = (const T *)f->weight.data;
+        x->bias = (const float *)f->bias.data;
+        x->position = (const float *)f->position.data;
+        x->patches = (T *)f->patches.data;
+        x->mean = (float *)f->mean.data;
+        x->std = (float *)f->std.data;
+        x->windows = ps_windows_of(&f->inputs, &f->indices);
+        x->state = f->state;
+        x->stride = (int)f->stride;
+        x->revin = f->revin;
+        x->epsilon = (float)f->epsilon;
+        x->step = (uint32_t)f->step;
+        x->by_channels = ps_divisor_make(f->inputs.size[1]);
+        x->by_length = ps_divisor_make(e->seq_len);
+        x->by_count = ps_divisor_make(e->patches);
+        x->site = f->dropout.site;
+        x->threshold = f->dropout.threshold;
+        x->below = ps_below(f->dropout.threshold);
+        x->minus_below = ps_minus_below(f->dropout.threshold);
+        x->drop_scale = f->dropout.threshold ? f->dropout.scale : 1.0f;
+    }
+    if (b) {
+        x->threshold = b->dropout.threshold;
+        x->drop_scale = b->dropout.threshold ? b->dropout.scale : 1.0f;
+        x->patches = (T *)b->patches.data;
+        x->d_weight = (float *)b->d_weight.data;
+        x->d_bias = (float *)b->d_bias.data;
+        x->d_position = (float *)b->d_position.data;
+    }
+}
+
 /* ---- forward ---- */
 
 /* Where sequence `sequence`'s part of its window begins; NULL when there is no such window. */
@@ -182,7 +223,7 @@ static __device__ __forceinline__ void embed_product(ps_pair<T> (&rows)[4], ps_p
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int h = i % 2, t = i / 2;
-        rows[i] = at.here[h] ? ps_pack<T>(sum[t][2 * h] * x.drop_scale, sum[t][2 * h + 1] * x.drop_scale) : ps_pair<T>();
+        rows[i] = at.here[h] ? ps_pack<T>(sum[t][2 * h] * e.drop_scale, sum[t][2 * h + 1] * e.drop_scale) : ps_pair<T>();
     }
     if (DROP) {
         drop_operand(rows, bits);
@@ -203,6 +244,14 @@ template <class T> struct embed_ready {
     uint32_t bits;
 };
 
+/* The masks of the tile's 16 columns of u, as draw_masks gives them. */
+template <class T, int D, int NT>
+static __device__ __forceinline__ uint32_t embed_draw(const encoder<T> &x, uint64_t step, const place<T, D, NT> &at)
+{
+    const uint32_t row = x.rows_before + (uint32_t)at.first + at.q / 2 * 8;
+    return draw_masks(x, x.embed.below, x.embed.minus_below, step, x.embed.site, row * (D / 8) + at.share * 2 + at.q % 2, at.q);
+}
+
 /* Asks for what embed_product will use; it waits for none of it. */
 template <bool DROP, class T, int D, int NT>
 static __device__ __forceinline__ void embed_begin(embed_ready<T> &r, const int (&n)[2], const encoder<T> &x, uint64_t step,
@@ -214,8 +263,11 @@ static __device__ __forceinline__ void embed_begin(embed_ready<T> &r, const int 
     load_embed_sum(r.sum, n, x, at);
     load_embed_weight(r.weight, x, 0, at);
     if (DROP) {
-        uint32_t *const keep = e.masks && at.global_tile < x.units * NT ? embed_masks_at(x, at) : NULL;
-        r.bits = new_masks(x, step, (int)(e.site - x.site), D, at.share * 16, keep, at);
+        r.bits = embed_draw(x, step, at);
+        if (e.masks && at.q == 0 && at.global_tile < x.units * NT) {
+            *embed_masks_at(x, at) = r.bits;
+        }
+        r.bits >>= at.q;
     }
 }
 
@@ -364,11 +416,11 @@ static __device__ __forceinline__ void embed_gradient(const encoder<T> &x, int j
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             if (row + at.g + 8 * h < patch) {
-                add_pair(to + (at.g + 8 * h) * D, c[2 * h], c[2 * h + 1], x.drop_scale, first);
+                add_pair(to + (at.g + 8 * h) * D, c[2 * h], c[2 * h + 1], x.embed.drop_scale, first);
             }
         }
         if (row == 0 && at.g == 0) {
-            add_pair(to + patch * D, bias[0], bias[1], x.drop_scale, first);
+            add_pair(to + patch * D, bias[0], bias[1], x.embed.drop_scale, first);
         }
         return;
     }
@@ -382,7 +434,7 @@ static __device__ __forceinline__ void embed_gradient(const encoder<T> &x, int j
                 high += ps_high<T>(v);
             }
         }
-        add_pair(sums + (patch + 1 + n) * D + column, low, high, x.drop_scale, first);
+        add_pair(sums + (patch + 1 + n) * D + column, low, high, x.embed.drop_scale, first);
     }
 }
 

@@ -14,6 +14,23 @@
 namespace ps_resident
 {
 
+/* What kernels are told of it. */
+template <class T> static void head_step_make(const struct ps_encoder_request *e, encoder_head<T> *x)
+{
+    const struct ps_head_step *h = e->head;
+    if (h) {
+        x->weight = (const T *)h->weight.data;
+        x->bias = (const float *)h->bias.data;
+        x->targets = ps_windows_of(&h->targets, &h->indices);
+        x->dx = (T *)h->dx.data;
+        x->dz = (T *)h->dz.data;
+        x->partials = (double *)h->partials.data;
+        x->rows = (int)h->partials.size[0];
+        x->horizon = (int)e->pred_len;
+        x->scale = (float)(2.0 * ps_gradient_scale(h->gradient_scale) / ((double)e->sequences * (double)e->pred_len));
+    }
+}
+
 /* A row of the partial sums a block, zeros in those of no block: sums[t], the last the squared errors'. */
 template <class T> static __device__ __forceinline__ void put_head_sum(const encoder<T> &x, int t, double sum)
 {

@@ -37,6 +37,7 @@ struct ps_encoder_request {
     const struct ps_head_gradient *head_gradient;   /* and these, or NULL; only with embed_gradient */
     const struct ps_adamw *update;                  /* and this, or NULL; only with head_gradient */
     bool fresh;                                     /* the kernel before may have written weights or parameters */
+    bool headed;                                    /* backward: the forward had `head`, whose dz is dy */
 };
 
 /* Rows before the request's, where it is a part of a batch that ranks share. */

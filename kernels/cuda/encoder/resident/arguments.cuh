@@ -34,7 +34,8 @@ template <class T> struct encoder_embedding {
     uint32_t all, step; /* S; windows by which the next step's cursor is expected to be further */
     float epsilon;
     struct ps_divisor by_channels, by_length, by_count;
-    uint32_t site;
+    uint32_t site, threshold, below, minus_below; /* its own rate of dropout, like the scale */
+    float drop_scale;
     uint32_t *masks; /* [tiles, d/16, 8] */
     float *partial;  /* [blocks, P + 1 + N, d] */
     float *d_weight, *d_bias, *d_position;

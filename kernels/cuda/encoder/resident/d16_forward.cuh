@@ -126,8 +126,7 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
         }
         fetch_early(early, x, own_unit, now.cursor, at);
         if constexpr (DROP) {
-            const uint32_t row = x.rows_before + (uint32_t)at.first + at.q / 2 * 8;
-            embed_bits = draw_masks(x, now.step, x.embed.site, row * (D / 8) + at.q % 2, at.q);
+            embed_bits = embed_draw(x, now.step, at);
         }
         put_window(values, early, x, own_unit, now.cursor, at);
         at.sync();

@@ -16,12 +16,15 @@
  * over layers of q k': q and k of the layers below come to shared memory beside the layer's own. Each layer leaves their gradients
  * for itself; backward adds them up where it comes to the layer that they are of.
  *
- * Counts, etth1_paper (3 layers, S 896, f 128: 2,688 tiles of sequences, 2,352 of rows): 2 layers + 1 kernels forward, 2 layers + 2
- * backward. Forward writes 2 slots of rows of 1.2 MB and 5 of tiles of 1.4 MB a layer, and 1.2 MB of masks; backward reads them, q
- * and k of the layers below too, and writes 2 gradients of 1.2 MB a layer, 2 of 1.4 MB a layer and one below it, and 8.3 MB of
- * partial gradients. All of it stays in L2. A layer's tile takes 96 exponentials and 64 tanh a lane each way, and backward 64
- * exponentials more for erf's slope. FLOPs: 2 R (4 d^2 + 2 d f) + 4 S N^2 d (l + 1) a layer l forward, over twice that backward.
- * Latency bounds it: barriers, the kernels' begin and end.
+ * The ends ride along. The first kernel forward embeds (encoder/embed.cuh), the last one of a training step goes on to head and
+ * loss (d16_halves_loss.cuh), and backward's last one gives the embedding's gradients.
+ *
+ * Counts, etth1_paper (3 layers, S 896, f 128: 2,688 tiles of sequences, 2,352 of rows): 2 layers + 1 kernels forward, 2 layers + 1
+ * backward, one more where the head is a kernel of its own. Forward writes 2 slots of rows of 1.2 MB and 5 of tiles of 1.4 MB a
+ * layer, and 1.2 MB of masks; backward reads them, q and k of the layers below too, and writes 2 gradients of 1.2 MB a layer, 2 of
+ * 1.4 MB a layer and one below it, and 8.3 MB of partial gradients. All of it stays in L2. A layer's tile takes 96 exponentials and
+ * 64 tanh a lane each way, and backward 64 exponentials more for erf's slope. FLOPs: 2 R (4 d^2 + 2 d f) + 4 S N^2 d (l + 1) a
+ * layer l forward, over twice that backward. Latency bounds it: barriers, the kernels' begin and end.
  *
  * Evaluation's norms take the running statistics: one kernel, which reads and writes 1.2 MB, with forward's FLOPs. Each block has
  * the parameters of all layers in shared memory (14.6 KB a layer), and a unit's queries and keys (9 KB); where they do not fit, the
@@ -31,17 +34,20 @@
 #include "kernels/cuda/encoder/resident/block_sums.cuh"
 #include "kernels/cuda/encoder/resident/d16_halves_backward.cuh"
 #include "kernels/cuda/encoder/resident/d16_halves_forward.cuh"
+#include "kernels/cuda/encoder/resident/d16_halves_loss.cuh"
 
 namespace ps_resident
 {
 
 struct halves_plan {
+    int multiprocessors;
     int tiles; /* of a unit */
     int64_t units;
     int block_units, blocks, threads;             /* attention's kernels' */
     int row_tiles, hidden_blocks, hidden_threads; /* the others' */
     int staged;
     int forward, backward, hidden, hidden_backward; /* bytes of shared memory */
+    int loss_units, loss_blocks;                    /* of the kernel that ends with the loss */
     int evaluation; /* of the one kernel that evaluates; 0: its layers do not fit, and the halves evaluate */
 };
 
@@ -61,12 +67,13 @@ static enum ps_status plan_make(const struct ps_kernels *k, const struct ps_enco
                        "with 4 heads, d_ff a multiple of 64, up to 64 patches, and BatchNorm behind the residual",
                        (long long)d, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches);
     }
+    p->multiprocessors = c->multiprocessors;
     p->tiles = ((int)e->patches + 15) / 16;
     p->units = e->sequences;
     const int least = (LEAST_WARPS + p->tiles - 1) / p->tiles, weights = (int)sizeof(halves_attention_weights<T>);
     const int front = halves_front_bytes(weights), wide = halves_front_bytes(weights + (int)sizeof(struct halves_columns));
     const int unit = halves_unit_bytes(p->tiles, (int)pieces), hidden = halves_front_bytes(halves_hidden_bytes((int)e->d_ff));
-    int most = MOST_WARPS / p->tiles;
+    int most = halves_units(p->tiles);
     most = most < (c->shared_bytes - wide) / unit ? most : (c->shared_bytes - wide) / unit;
     const int words = halves_words_bytes((int)e->d_ff), room = (c->shared_bytes - hidden) / HIDDEN_WARPS;
     p->staged = e->d_ff > 64 && halves_tile_bytes(2) + words <= room ? 2 : 1;
@@ -89,9 +96,15 @@ static enum ps_status plan_make(const struct ps_kernels *k, const struct ps_enco
     const int tile_rounds = (tiles_each + most_tiles - 1) / most_tiles;
     int warps = (tiles_each + tile_rounds - 1) / tile_rounds;
     warps = warps < LEAST_HIDDEN_WARPS ? LEAST_HIDDEN_WARPS : warps;
+    /* Of several rounds each scheduler's as many: blocks of a round are fewer, not rounds more. */
+    const int even = (warps + 3) / 4 * 4;
+    warps = tile_rounds > 1 && even <= most_tiles ? even : warps;
     const int tile_groups = (p->row_tiles + warps - 1) / warps;
     p->hidden_blocks = tile_groups < c->multiprocessors ? tile_groups : c->multiprocessors;
     p->hidden_threads = warps * 32;
+    p->loss_units = each < HEAD_SEQUENCES ? (int)each : HEAD_SEQUENCES;
+    const int64_t loss_groups = (p->units + p->loss_units - 1) / p->loss_units;
+    p->loss_blocks = (int)(loss_groups < c->multiprocessors ? loss_groups : c->multiprocessors);
     p->forward = front + p->block_units * halves_keys_bytes(p->tiles, (int)pieces);
     p->backward = wide + p->block_units * unit;
     p->hidden = hidden + warps * words;
@@ -113,7 +126,7 @@ static int64_t tiles_of(const struct halves_plan &p)
     return (p.units + MOST_WARPS) * p.tiles;
 }
 
-/* What is kept, in order: slots, masks, statistics. */
+/* What is kept, in order: slots, masks, the embedding's, statistics, what forward expects next, the sums of dz. */
 static size_t slots_bytes(const struct ps_encoder_request *e, const struct halves_plan &p)
 {
     return (size_t)e->layers * SLOTS * (size_t)tiles_of(p) * SLOT_BYTES;
@@ -124,9 +137,25 @@ static size_t masks_bytes(const struct ps_encoder_request *e, const struct halve
     return (size_t)e->layers * (size_t)(MASKS_HIDDEN + e->d_ff / 64) * (size_t)tiles_of(p) * 32 * sizeof(uint32_t);
 }
 
+static size_t embed_masks_bytes(const struct halves_plan &p)
+{
+    return (size_t)tiles_of(p) * 8 * sizeof(uint32_t);
+}
+
+static size_t statistics_bytes(const struct ps_encoder_request *e)
+{
+    return (size_t)e->layers * 2 * 2 * D * sizeof(float);
+}
+
+/* Of the blocks of any kernel, since backward's take turns there. */
+static size_t top_bytes(const struct halves_plan &p)
+{
+    return (size_t)p.multiprocessors * D * sizeof(float2);
+}
+
 static size_t kept_bytes(const struct ps_encoder_request *e, const struct halves_plan &p)
 {
-    return slots_bytes(e, p) + masks_bytes(e, p) + (size_t)e->layers * 2 * 2 * D * sizeof(float);
+    return slots_bytes(e, p) + masks_bytes(e, p) + embed_masks_bytes(p) + statistics_bytes(e) + sizeof(struct ahead) + top_bytes(p);
 }
 
 template <class T>
@@ -144,14 +173,34 @@ static enum ps_status halves_plan_of(const struct ps_kernels *k, const struct ps
     return PS_OK;
 }
 
-static enum ps_encoder_span halves_span(const struct ps_kernels *, const struct ps_encoder_request *,
-                                        const struct ps_encoder_plan *)
+/* Of the kernel that ends with the embedding's gradients. */
+static int embed_backward_bytes(const struct ps_encoder_request *e, const struct halves_plan &p)
 {
-    return PS_SPAN_LAYERS;
+    return halves_front_bytes((int)(sizeof(halves_attention_weights<ps_bf16>) + sizeof(struct halves_columns))) +
+           p.block_units * (halves_unit_bytes(p.tiles, 0) + halves_patches_bytes(p.tiles, (int)e->patch_len));
 }
 
-/* The workspace, in order: sums over rows, gradients, those of q and k of layers below, partial gradients; and room for what is
- * kept where nothing is to be. */
+/* Of shorter sequences the head by itself is as fast, as measured. */
+static bool ends_with_loss(const struct ps_kernels *k, const struct ps_encoder_request *e)
+{
+    return e->patches > 48 && e->pred_len >= 8 && e->pred_len % 8 == 0 && e->pred_len <= HEAD_COLUMNS &&
+           halves_loss_places((int)e->patches, (int)e->pred_len).bytes <= ps_cuda(k)->shared_bytes;
+}
+
+/* A unit's windows lie where its keys will. */
+static enum ps_encoder_span halves_span(const struct ps_kernels *k, const struct ps_encoder_request *e,
+                                        const struct ps_encoder_plan *plan)
+{
+    const struct halves_plan &p = plan_of(plan);
+    return e->patch_len < 1 || e->patch_len > 32 || e->seq_len < e->patch_len || e->seq_len * 4 > halves_keys_bytes(p.tiles, 0) ||
+                   embed_backward_bytes(e, p) > ps_cuda(k)->shared_bytes
+               ? PS_SPAN_LAYERS
+           : ends_with_loss(k, e) && p.loss_blocks <= PS_PARTIAL_BLOCKS ? PS_SPAN_LOSS
+                                                                        : PS_SPAN_EMBEDDING;
+}
+
+/* The workspace, in order: sums over rows, gradients, those of q and k of layers below, partial gradients, the embedding's; and
+ * room for what is kept where nothing is to be. */
 static size_t sums_bytes(const struct ps_cuda_context *c)
 {
     return (2 * (size_t)c->multiprocessors * D * sizeof(float2) + 255) / 256 * 256;
@@ -167,13 +216,18 @@ static size_t pieces_bytes(const struct ps_encoder_request *e, const struct halv
     return e->residual_attention ? (size_t)pair_of((int)e->layers, 0) * 2 * (size_t)tiles_of(p) * SLOT_BYTES : 0;
 }
 
+static size_t partial_bytes(const struct ps_cuda_context *c, const struct ps_encoder_request *e)
+{
+    return (size_t)c->multiprocessors * (size_t)e->layers * (size_t)layer_sums(D, (int)e->d_ff) * sizeof(float);
+}
+
 static size_t halves_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_request *e,
                                      const struct ps_encoder_plan *plan)
 {
     const struct halves_plan &p = plan_of(plan);
     const struct ps_cuda_context *c = ps_cuda(k);
-    const size_t partial = (size_t)c->multiprocessors * (size_t)e->layers * (size_t)layer_sums(D, (int)e->d_ff) * sizeof(float);
-    const size_t backward = gradients_bytes(p) + pieces_bytes(e, p) + partial;
+    const size_t embed = (size_t)c->multiprocessors * (size_t)embed_rows_of((int)e->patch_len, (int)e->patches) * D * sizeof(float);
+    const size_t backward = gradients_bytes(p) + pieces_bytes(e, p) + partial_bytes(c, e) + embed;
     return sums_bytes(c) + (backward > kept_bytes(e, p) ? backward : kept_bytes(e, p));
 }
 
@@ -191,10 +245,16 @@ static void halves_make(const struct ps_kernels *k, const struct ps_encoder_requ
     h->before = h->sums + ps_cuda(k)->multiprocessors * D;
     h->kept = e->kept ? (char *)e->kept : rest;
     h->masks = (uint32_t *)(h->kept + slots_bytes(e, p));
-    h->statistics = (float *)((char *)h->masks + masks_bytes(e, p));
+    x->embed.masks = (uint32_t *)((char *)h->masks + masks_bytes(e, p));
+    h->statistics = (float *)((char *)x->embed.masks + embed_masks_bytes(p));
+    h->ahead = (struct ahead *)((char *)h->statistics + statistics_bytes(e));
+    h->top = (float2 *)(h->ahead + 1);
     h->gradient = rest;
     h->pieces = rest + gradients_bytes(p);
     x->sums.partial = (float *)(h->pieces + pieces_bytes(e, p));
+    x->embed.partial = (float *)((char *)x->sums.partial + partial_bytes(ps_cuda(k), e));
+    embed_make(e, 1, &x->embed);
+    head_step_make(e, &x->head);
     x->sums.plain = true;
     x->sums.apart = true;
     x->sums.hidden_blocks = p.hidden_blocks;
@@ -246,18 +306,23 @@ static enum ps_status halves_launch(const struct ps_kernels *k, const char *what
     PS_CUDA_LAUNCHED(what);
 }
 
-template <class T> static halves_kernel<T> *attention_of(int tiles, bool backward)
+template <class T, bool EMBED> static halves_kernel<T> *attention_of(int tiles, bool backward)
 {
     switch (tiles) {
     case 1:
-        return backward ? halves_attention_backward<T, 1> : halves_attention<T, 1>;
+        return backward ? halves_attention_backward<T, 1, EMBED> : halves_attention<T, 1, EMBED>;
     case 2:
-        return backward ? halves_attention_backward<T, 2> : halves_attention<T, 2>;
+        return backward ? halves_attention_backward<T, 2, EMBED> : halves_attention<T, 2, EMBED>;
     case 3:
-        return backward ? halves_attention_backward<T, 3> : halves_attention<T, 3>;
+        return backward ? halves_attention_backward<T, 3, EMBED> : halves_attention<T, 3, EMBED>;
     default:
-        return backward ? halves_attention_backward<T, 4> : halves_attention<T, 4>;
+        return backward ? halves_attention_backward<T, 4, EMBED> : halves_attention<T, 4, EMBED>;
     }
+}
+
+template <class T> static halves_kernel<T> *attention_of(int tiles, bool backward, bool embed)
+{
+    return embed ? attention_of<T, true>(tiles, backward) : attention_of<T, false>(tiles, backward);
 }
 
 template <class T> static halves_kernel<T> *hidden_of(enum ps_activation activation, bool backward)
@@ -305,12 +370,19 @@ static enum ps_status halves_forward(const struct ps_kernels *k, const struct ps
     if (!e->training && p.evaluation) {
         return halves_launch(k, what, evaluation_of<T>(p.tiles, e->activation), p.blocks, p.threads, p.evaluation, x, h);
     }
+    ps_cuda(k)->ordered = ps_cuda(k)->ordered && !e->embed; /* which reads none of what others write early */
     for (int l = 0; l < x.layers; l++) {
         h.layer = l;
         take_dropout(&x, e->dropout);
-        PS_TRY(halves_launch(k, what, attention_of<T>(p.tiles, false), p.blocks, p.threads, p.forward, x, h));
+        PS_TRY(halves_launch(k, what, attention_of<T>(p.tiles, false, l == 0 && e->embed), p.blocks, p.threads, p.forward, x, h));
         take_dropout(&x, e->output_dropout);
         PS_TRY(halves_launch(k, what, hidden_of<T>(e->activation, false), p.hidden_blocks, p.hidden_threads, p.hidden, x, h));
+    }
+    if (e->head) {
+        x.block_units = p.loss_units;
+        h.before = h.top; /* becomes the kernel's own */
+        return halves_launch(k, what, halves_loss<T>, p.loss_blocks, LOSS_WARPS * 32, halves_loss_places(x.n, x.head.horizon).bytes,
+                             x, h);
     }
     return halves_launch(k, what, halves_output<T>, p.hidden_blocks, p.hidden_threads, 0, x, h);
 }
@@ -326,17 +398,26 @@ static enum ps_status halves_backward(const struct ps_kernels *k, const struct p
     halves_make(k, e, p, &x, &h);
     x.half_scale = h.hidden_scale / d16_times(e->activation);
     h.layer = x.layers - 1;
-    PS_TRY(halves_launch(k, what, halves_meet<T>, p.hidden_blocks, p.hidden_threads, 0, x, h));
+    if (e->headed) {
+        h.before = h.sums;
+        h.sums = h.top;
+        h.blocks = p.loss_blocks;
+    } else {
+        PS_TRY(halves_launch(k, what, halves_meet<T>, p.hidden_blocks, p.hidden_threads, 0, x, h));
+    }
     for (int l = x.layers - 1; l >= 0; l--) {
         h.layer = l;
         take_dropout(&x, e->output_dropout);
         PS_TRY(
             halves_launch(k, what, hidden_of<T>(e->activation, true), p.hidden_blocks, p.hidden_threads, p.hidden_backward, x, h));
         take_dropout(&x, e->dropout);
-        PS_TRY(halves_launch(k, what, attention_of<T>(p.tiles, true), p.blocks, p.threads, p.backward, x, h));
+        const bool embed = l == 0 && e->embed_gradient;
+        PS_TRY(halves_launch(k, what, attention_of<T>(p.tiles, true, embed), p.blocks, p.threads,
+                             embed ? embed_backward_bytes(e, p) : p.backward, x, h));
     }
-    return ps_resident_launch(sum_kernel<T, D>, dim3((unsigned)((4 * D + 2 * x.f) * D / SUM_TILE), (unsigned)x.layers), SUM_THREADS,
-                              0, ps_cuda(k)->stream, "encoder weight gradients", x);
+    return ps_resident_launch(
+        sum_kernel<T, D>, dim3((unsigned)((4 * D + 2 * x.f) * D / SUM_TILE), (unsigned)(x.layers + (e->embed_gradient ? 1 : 0))),
+        SUM_THREADS, 0, ps_cuda(k)->stream, "encoder weight gradients", x);
 }
 
 } // namespace ps_resident

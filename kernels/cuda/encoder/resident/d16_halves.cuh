@@ -3,6 +3,7 @@
 #ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_HALVES_CUH
 #define PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_HALVES_CUH
 
+#include "kernels/cuda/encoder/embed.cuh"
 #include "kernels/cuda/encoder/resident/d16_attention.cuh"
 #include "kernels/cuda/encoder/resident/d16_hidden.cuh"
 
@@ -30,7 +31,9 @@ struct halves {
     float2 *sums;    /* [blocks][16]: the kernel's own */
     float2 *before;  /* and of the kernel before */
     int blocks, blocks_before;
-    float *statistics;  /* [layers][2][2][16]: mean and 1 / deviation of each norm */
+    float *statistics; /* [layers][2][2][16]: mean and 1 / deviation of each norm */
+    struct ahead *ahead;
+    float2 *top;        /* the sums that the kernel with the loss leaves */
     float *parameters;  /* flat: the running ones are moved there */
     int64_t tiles;      /* of a layer, and more: no unit or tile of a block is left out */
     int row_tiles;      /* R / 16 */
@@ -121,10 +124,15 @@ template <class T, class P> static __device__ __forceinline__ void leave_stream(
     unpack_operand<T>(v, a);
 }
 
+static __device__ __forceinline__ uint64_t step_at(const uint64_t *from)
+{
+    return __ldcg((const unsigned long long *)from);
+}
+
 /* Masks are drawn before the kernel before has ended: of the step that AdamW has left two kernels ago or more. */
 template <class T> static __device__ __forceinline__ uint64_t step_of(const encoder<T> &x, bool drawn)
 {
-    return drawn ? __ldcg((const unsigned long long *)&x.state->step) : 0;
+    return drawn ? step_at(&x.state->step) : 0;
 }
 
 /* What is worked out before the wait stays before it. */
@@ -140,6 +148,12 @@ static __device__ __forceinline__ void settle(uint32_t &word)
 struct halves_columns {
     float scale[D], shift[D], rstd[D], centre[D], slope[D], bend[D], level[D], minus_pivot[D], one[D];
 };
+
+/* A block's units at most: up to 16 warps leave a thread 128 registers, 20 of them 96, more 80. */
+static constexpr int halves_units(int tiles)
+{
+    return (tiles == 3 ? 21 : tiles == 4 ? 16 : 20) / tiles;
+}
 
 /* Warps that a kernel has at most, and shared memory for sums over them. */
 enum { MOST_WARPS = THREADS / 32 };

@@ -72,11 +72,16 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), warps = (int)blockDim.x / 32;
     const int tile_bytes = halves_tile_bytes(h.staged);
     const bool top = h.layer + 1 == x.layers;
+    const bool late =
+        top && x.n > 48; /* the next kernel: W_h's gradient, a large one, gets the multiprocessors that this leaves free */
     tile_place<T> at;
     uint32_t *const words = hidden_words(shared_memory, x.f, at.lane);
     stage_hidden(w, x, h.layer);
     fill_ones<T>(tiles + warp * tile_bytes, 2, ROWS_ROW, 2, at.lane, 32);
-    const struct halves_norm norm = look_backward(x, h, h.layer, NORM_2);
+    struct halves_norm norm = {};
+    if (!top) {
+        norm = look_backward(x, h, h.layer, NORM_2);
+    }
     set_forward(c, look_kept(x, h, h.layer, NORM_1));
     ps_copy_wait();
     __syncthreads();
@@ -112,9 +117,15 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
         ps_stmatrix4_at(own_normed, a);
         ps_copy_wait();
         if (first) {
-            ps_grid_begin();
+            ps_grid_wait();
+            if (!late) {
+                ps_grid_release();
+            }
         }
         if (top) {
+            if (first) { /* forward's last kernel has kept it, and may be the one before */
+                norm = look_backward(x, h, h.layer, NORM_2);
+            }
             load_rows(g, (const T *)x.dy, at);
         } else {
             take_stream(dm, gradient_at(h, GRADIENT_U, at), at);
@@ -172,6 +183,9 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
             }
         }
     }
+    if (late) {
+        ps_grid_release();
+    }
     leave_sums(h, sums, scratch);
 }
 
@@ -201,10 +215,16 @@ static __host__ __device__ constexpr int halves_unit_bytes(int tiles, int pieces
     return 2 * tiles * (COLUMNS_ROW + ROWS_ROW + 2 * 2 * tiles * MATRIX + pieces * HALVES_BELOW_ROW);
 }
 
+/* Of the embedding's gradient and patches, in rows of embed_pitch, behind a unit of the first layer. */
+static __host__ __device__ __forceinline__ int halves_patches_bytes(int tiles, int patch)
+{
+    return (tiles * 16 * embed_pitch(D, patch) * 2 + 127) / 128 * 128;
+}
+
 /* From there to the gradient of what the layer reads. Before the wait: all but the gradient that the feed-forward part has left,
- * and its sums. */
-template <class T, int TILES>
-static __global__ void __launch_bounds__(THREADS)
+ * and its sums. EMBED: the first layer's, which gives the embedding's gradients instead. */
+template <class T, int TILES, bool EMBED>
+static __global__ void __launch_bounds__(halves_units(TILES) * TILES * 32)
     halves_attention_backward(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
 {
     extern __shared__ uint4 shared_memory[];
@@ -214,7 +234,9 @@ static __global__ void __launch_bounds__(THREADS)
     char *const units = (char *)shared_memory + halves_front_bytes(sizeof w + sizeof input);
     constexpr int ROWS = 2 * TILES, SCORES_ROW = ROWS * MATRIX, TO_ROWS = ROWS * COLUMNS_ROW;
     constexpr int TO_SCORES = TO_ROWS + ROWS * ROWS_ROW, TO_BELOW = TO_SCORES + 2 * ROWS * SCORES_ROW;
-    const int pieces = h.residual ? h.layer : 0, unit_bytes = halves_unit_bytes(TILES, pieces);
+    const int pieces = !EMBED && h.residual ? h.layer : 0;
+    const int unit_bytes = halves_unit_bytes(TILES, pieces) + (EMBED ? halves_patches_bytes(TILES, x.embed.patch) : 0);
+    T *const embedding = (T *)(units + halves_unit_bytes(TILES, 0));
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
     place<T, D, TILES> at;
     stage_attention(w, x, h.layer);
@@ -251,10 +273,16 @@ static __global__ void __launch_bounds__(THREADS)
         const bool first = group == (int)blockIdx.x;
         at.take(x, group * x.block_units + at.unit);
         const int64_t tile = at.global_tile;
-        uint32_t a[4], branch[4], before[4] = {}, after[4], bits = 0;
+        uint32_t a[4], branch[4], before[4] = {}, after[4], bits = 0, embed_bits = 0xffffffffu;
         float g[2][4], v[2][4], dx[2][4], delta[2][2][2];
         if (!first) {
             __syncthreads(); /* the units before have been read */
+        }
+        if (EMBED) {
+            stage_patches(embedding + at.unit * unit_bytes / 2, x, group * x.block_units + at.unit, at);
+            if (x.embed.threshold) {
+                embed_bits = __ldcg(embed_masks_at(x, at)) >> at.q;
+            }
         }
 #pragma unroll
         for (int part = 0; part < 3; part++) {
@@ -334,7 +362,14 @@ static __global__ void __launch_bounds__(THREADS)
         multiply16_transposed(dx, dk, w.w_qkv + D, LD_QKV, at);
         multiply16_transposed(dx, dv, w.w_qkv + 2 * D, LD_QKV, at);
         add_rows(g, dx);
-        if (h.layer > 0) {
+        if constexpr (EMBED) {
+            const int pitch = embed_pitch(D, x.embed.patch);
+            pack_operand<T>(a, g[0], g[1]);
+            drop_operand(a, embed_bits);
+            clear_missing(a, at);
+            ps_store_operand(embedding + at.unit * unit_bytes / 2 + at.row * pitch, pitch * 2, a);
+            ps_copy_wait();
+        } else if (h.layer > 0) {
             leave_stream<T>(gradient_at(h, GRADIENT_U, at), g, at);
             unpack_operand<T>(v, before);
             affine(v, input.rstd, input.centre, at.q);
@@ -347,6 +382,10 @@ static __global__ void __launch_bounds__(THREADS)
         if (warp >= 8 && warp < 12) {
             put_attention_sums<T, TILES>(partial, partial + (4 * D + 2 * x.f) * D, warp, first_unit, COLUMNS_ROW,
                                          first_unit + TO_ROWS, ROWS_ROW, x.block_units, unit_bytes, !first, at);
+        } else if (EMBED) {
+            for (int job = warp < 8 ? warp : warp - 4; job < embed_jobs<D>(x); job += (int)blockDim.x / 32 - 4) {
+                embed_gradient(x, job, embedding, unit_bytes / 2, first, at);
+            }
         }
     }
     if (h.layer > 0) {

@@ -91,19 +91,27 @@ static __device__ __forceinline__ void finish_hidden(float (&y)[2][4], const hal
 }
 
 /* u + drop(attention(u) W_o + b_o), u the layer's input: norm 2 of the layer below, or what the embedding gives. Before the wait:
- * parameters, q and k of the layers below, which their attention wrote, and the masks. */
-template <class T, int TILES>
-static __global__ void __launch_bounds__(THREADS)
+ * parameters, q and k of the layers below, which their attention wrote, and the masks. EMBED: the first layer's, which embeds: the
+ * kernel before may have written parameters and the step, so that windows, normalised, and masks are those of the step that the
+ * forward before expected next, and are made again where it is another. */
+template <class T, int TILES, bool EMBED>
+static __global__ void __launch_bounds__(halves_units(TILES) * TILES * 32)
     halves_attention(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
 {
     extern __shared__ uint4 shared_memory[];
     halves_attention_weights<T> &w = *(halves_attention_weights<T> *)shared_memory;
     struct halves_columns &c = *(struct halves_columns *)(&w + 1);
     union halves_scratch &scratch = *(union halves_scratch *)(&c + 1);
-    const int pieces = h.residual ? h.layer : 0, unit_bytes = halves_keys_bytes(TILES, pieces);
+    const int pieces = !EMBED && h.residual ? h.layer : 0, unit_bytes = halves_keys_bytes(TILES, pieces);
     place<T, D, TILES> at;
-    stage_attention(w, x, h.layer);
-    const uint64_t step = step_of(x, x.threshold);
+    float *const values = (float *)((char *)shared_memory + halves_front_bytes(sizeof w)) + at.unit * unit_bytes / 4;
+    struct ahead now = {0, 0};
+    if (!EMBED) {
+        stage_attention(w, x, h.layer);
+        now.step = step_of(x, x.threshold);
+    } else if (h.training) {
+        now = {step_at(&h.ahead->step), step_at(&h.ahead->cursor)};
+    }
     const struct halves_norm norm = h.layer > 0 ? look_forward(x, h, h.layer - 1, NORM_2) : halves_norm{};
     set_pivot(c, x, h.layer, NORM_1);
     const halves_rows<TILES> rows(ps_shared_address((char *)shared_memory + halves_front_bytes(sizeof w) + at.unit * unit_bytes),
@@ -121,14 +129,69 @@ static __global__ void __launch_bounds__(THREADS)
             at.sync(); /* the units before have been read */
         }
         take_below(rows.below.own, rows.PIECE_BYTES, pieces, h, at);
-        if (x.threshold) {
-            bits = new_masks(x, step, 3 * h.layer, D, 0, NULL, at);
-            settle(bits);
+        const auto draw = [&]() {
+            if (x.threshold) {
+                bits = new_masks(x, now.step, 3 * h.layer, D, 0, NULL, at);
+                settle(bits);
+            }
+        };
+        if constexpr (EMBED) {
+            int sequence[2], patch[2];
+            uint32_t weight[2][2], patches[4], embed_bits = 0xffffffffu;
+            float mean = 0, deviation = 1, centre[2], factor[2];
+            embed_places(sequence, patch, x, at);
+#pragma unroll 1
+            for (bool late = !first || !h.training;; late = true) {
+                if (late) {
+                    if (first) {
+                        ps_grid_begin();
+                        stage_attention(w, x, 0);
+                    }
+                    load_embed_sum(u, patch, x, at);
+                    load_embed_weight(weight, x, 0, at);
+                    const struct ahead found = {step_of(x, x.state), step_at(&x.embed.state->cursor)};
+                    if (first && h.training && found.step == now.step && found.cursor == now.cursor) {
+                        break;
+                    }
+                    now = found;
+                }
+                draw();
+                if (x.embed.threshold) {
+                    embed_bits = embed_draw(x, now.step, at);
+                    settle(embed_bits);
+                }
+                gather_windows(values, x, group * x.block_units + at.unit, now.cursor, 0, at);
+                at.sync();
+                if (x.embed.revin) {
+                    ps_window_statistics<12, true>(values, x.embed.length, x.embed.epsilon, mean, deviation);
+                }
+                centre[0] = centre[1] = mean;
+                factor[0] = factor[1] = 1.0f / deviation;
+                patch_operand(patches, 0, values, sequence, patch, centre, factor, x, at);
+                if (late) {
+                    break;
+                }
+                at.sync(); /* the values may be others yet */
+            }
+            if (x.embed.threshold && h.training && at.q == 0) {
+                *embed_masks_at(x, at) = embed_bits;
+            }
+            if (at.lane == 0 && at.tile == 0 && group * x.block_units + at.unit < x.units) {
+                x.embed.mean[group * x.block_units + at.unit] = mean;
+                x.embed.std[group * x.block_units + at.unit] = deviation;
+            }
+            embed_product<true, T>(before, patches, u, weight, embed_bits >> at.q, values, sequence, patch, centre, factor, x, at);
+            if (!first) {
+                at.sync(); /* the values have been read */
+            }
+        } else {
+            draw();
+            if (first) {
+                ps_grid_begin();
+            }
         }
-        if (first) {
-            ps_grid_begin();
-        }
-        if (h.layer > 0) {
+        if constexpr (EMBED) {
+        } else if (h.layer > 0) {
             take_stream(before, stream_at(h, h.layer - 1, SLOT_SUM_2, at), at);
         } else {
             load_rows(u, (const T *)x.u, at);
@@ -242,6 +305,9 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
     if (h.training) {
         leave_sums(h, sums, scratch);
     }
+    if (h.layer == 0 && x.embed.weight && h.training && blockIdx.x == 0 && threadIdx.x == 0) { /* who read it has ended */
+        *h.ahead = {step_of(x, x.state) + (x.state ? 1 : 0), step_at(&x.embed.state->cursor) + x.embed.step};
+    }
 }
 
 /* What the last layer's norm 2 gives, by rows. */
@@ -301,7 +367,7 @@ static __host__ __device__ constexpr int halves_evaluation_bytes(int layer, int 
 /* The whole encoder, in the operations of the kernels above. Rows stay in registers, rounded where those leave them; q and k of the
  * layers below stay in shared memory, and so do all parameters, which come before the wait. */
 template <class T, int TILES, enum ps_activation ACTIVATION>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(halves_units(TILES) * TILES * 32)
     halves_evaluation(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
 {
     extern __shared__ uint4 shared_memory[];
@@ -324,7 +390,8 @@ static __global__ void __launch_bounds__(THREADS)
         w.norms.scale[norm][column] = scale;
         w.norms.shift[norm][column] = fmaf(-mean, scale, beta);
     }
-    halves_rows<TILES> rows(ps_shared_address(memory + halves_evaluation_bytes(layer_bytes, x.layers, unit_bytes, at.unit)), 0, at);
+    float *const values = (float *)(memory + halves_evaluation_bytes(layer_bytes, x.layers, unit_bytes, at.unit));
+    halves_rows<TILES> rows(ps_shared_address(values), 0, at);
     const float hidden_scale = 1.0f / d16_times(ACTIVATION);
     uint32_t last[2];
     last_keys(last, ps_one<T>, x.n, at);
@@ -336,8 +403,15 @@ static __global__ void __launch_bounds__(THREADS)
         if (first) {
             ps_grid_begin();
         }
-        load_rows(u, (const T *)x.u, at);
-        pack_operand<T>(stream, u[0], u[1]);
+        if (x.embed.weight) {
+            if (!first) {
+                at.sync(); /* the unit before has been read */
+            }
+            embed_unit<false>(stream, values, x, group * x.block_units + at.unit, 0, at);
+        } else {
+            load_rows(u, (const T *)x.u, at);
+            pack_operand<T>(stream, u[0], u[1]);
+        }
         if (first) {
             ps_copy_wait();
             __syncthreads();

@@ -802,16 +802,23 @@ static __device__ __forceinline__ void philox_draw(uint32_t (&c)[4], const encod
 /* Masks of 16 columns of the tile, all of them in each lane, moved down by q: element (g + 8h, 8t + 2q + i) of a pair of tiles t is
  * kept when bit 8h + 4t + 16i is set. Each lane draws one block of 8 elements: row g + 8 (q / 2), tile q % 2. */
 template <class T>
-static __device__ __forceinline__ uint32_t draw_masks(const encoder<T> &x, uint64_t step, uint32_t site, uint32_t block, int q)
+static __device__ __forceinline__ uint32_t draw_masks(const encoder<T> &x, uint32_t below, uint32_t minus_below, uint64_t step,
+                                                      uint32_t site, uint32_t block, int q)
 {
     uint32_t c[4];
     philox_draw(c, x, philox_site_at(x, step, site), block);
-    uint32_t bits = ps_kept2(c[0], x.below, x.minus_below) + 2 * ps_kept2(c[1], x.below, x.minus_below) +
-                    4 * ps_kept2(c[2], x.below, x.minus_below) + 8 * ps_kept2(c[3], x.below, x.minus_below);
+    uint32_t bits = ps_kept2(c[0], below, minus_below) + 2 * ps_kept2(c[1], below, minus_below) +
+                    4 * ps_kept2(c[2], below, minus_below) + 8 * ps_kept2(c[3], below, minus_below);
     bits <<= 4 * q;
     bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
     bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
     return bits;
+}
+
+template <class T>
+static __device__ __forceinline__ uint32_t draw_masks(const encoder<T> &x, uint64_t step, uint32_t site, uint32_t block, int q)
+{
+    return draw_masks(x, x.below, x.minus_below, step, site, block, q);
 }
 
 /* The masks of the tile, for lane's g: [f/16 + 2d/16][8] words: d/16 after W_o, f/16 of the hidden, d/16 after W_2, a word for 16

@@ -29,6 +29,7 @@
 #ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_RESIDENT_CUH
 #define PS_KERNELS_CUDA_ENCODER_RESIDENT_RESIDENT_CUH
 
+#include "kernels/cuda/encoder/head.cuh"
 #include "kernels/cuda/encoder/resident/block_sums.cuh"
 #include "kernels/cuda/encoder/resident/general_backward.cuh"
 #include "kernels/cuda/encoder/resident/general_forward.cuh"
@@ -309,55 +310,10 @@ static size_t resident_workspace_bytes(const struct ps_kernels *, const struct p
     return counter_bytes(e) + norm_bytes(e) + (blocks + 1) * sums_bytes(e) + embed;
 }
 
-template <class T> static void embed_make(const struct ps_encoder_request *e, const struct plan *p, encoder_embedding<T> *x)
-{
-    const struct ps_embed_forward *f = e->embed;
-    const struct ps_embed_backward *b = e->embed_gradient;
-    x->length = (int)e->seq_len;
-    x->patch = (int)e->patch_len;
-    x->sequences = p->unit_rows / (int)e->patches;
-    x->all = (uint32_t)e->sequences;
-    if (f) {
-        x->weight = (const T *)f->weight.data;
-        x->bias = (const float *)f->bias.data;
-        x->position = (const float *)f->position.data;
-        x->patches = (T *)f->patches.data;
-        x->mean = (float *)f->mean.data;
-        x->std = (float *)f->std.data;
-        x->windows = ps_windows_of(&f->inputs, &f->indices);
-        x->state = f->state;
-        x->stride = (int)f->stride;
-        x->revin = f->revin;
-        x->epsilon = (float)f->epsilon;
-        x->step = (uint32_t)f->step;
-        x->by_channels = ps_divisor_make(f->inputs.size[1]);
-        x->by_length = ps_divisor_make(e->seq_len);
-        x->by_count = ps_divisor_make(e->patches);
-        x->site = f->dropout.site;
-    }
-    if (b) {
-        x->patches = (T *)b->patches.data;
-        x->d_weight = (float *)b->d_weight.data;
-        x->d_bias = (float *)b->d_bias.data;
-        x->d_position = (float *)b->d_position.data;
-    }
-}
-
 template <class T> static void head_make(const struct ps_encoder_request *e, encoder_head<T> *x, struct d64_head *rest)
 {
-    const struct ps_head_step *h = e->head;
     const struct ps_head_gradient *g = e->head_gradient;
-    if (h) {
-        x->weight = (const T *)h->weight.data;
-        x->bias = (const float *)h->bias.data;
-        x->targets = ps_windows_of(&h->targets, &h->indices);
-        x->dx = (T *)h->dx.data;
-        x->dz = (T *)h->dz.data;
-        x->partials = (double *)h->partials.data;
-        x->rows = (int)h->partials.size[0];
-        x->horizon = (int)e->pred_len;
-        x->scale = (float)(2.0 * ps_gradient_scale(h->gradient_scale) / ((double)e->sequences * (double)e->pred_len));
-    }
+    head_step_make(e, x);
     if (g) {
         rest->d_weight = (float *)g->d_weight.data;
         rest->d_bias = (float *)g->d_bias.data;
@@ -407,7 +363,7 @@ template <class T> static encoder<T> arguments_make(const struct ps_encoder_requ
             x.embed.masks = (uint32_t *)((char *)x.masks + ps_resident_mask_bytes(e, p->tiles));
         }
     }
-    embed_make(e, p, &x.embed);
+    embed_make(e, p->unit_rows / (int)e->patches, &x.embed);
     head_make(e, &x.head, &x.d64.head);
     update_make(e, &x.d64.update);
     return x;
