@@ -586,7 +586,7 @@ static const struct ps_model_shape halves_shapes[] = {
      .dropout_at = {[PS_DROP_ATTENTION] = {1, 0.51}}, .residual_attention = 1, .activation = PS_GELU},
     {HALVES, .seq_len = 60, .pred_len = 8, .patch_len = 4, .stride = 4, .d_ff = 64, .n_layers = 2, .dropout = 0.1,
      .activation = PS_GELU_TANH},
-    {HALVES, .seq_len = 128, .pred_len = 40, .patch_len = 4, .stride = 4, .d_ff = 256, .n_layers = 5, .residual_attention = 1,
+    {HALVES, .seq_len = 128, .pred_len = 5, .patch_len = 4, .stride = 4, .d_ff = 256, .n_layers = 5, .residual_attention = 1,
      .activation = PS_RELU},
     {HALVES, .seq_len = 256, .pred_len = 5, .patch_len = 4, .stride = 4, .d_ff = 192, .n_layers = 1, .dropout = 0.2,
      .residual_attention = 1, .activation = PS_GELU, .positions = PS_POSITIONS_SINCOS, .individual_head = 1,

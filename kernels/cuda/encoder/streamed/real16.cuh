@@ -1,5 +1,5 @@
-/* One encoder layer, forward and backward, for d_model up to 128: operands of 16 bits (real16: real16_bf16.cu, real16_fp16.cu) on tensor cores, fp32 sums,
- * softmax and LayerNorm.
+/* One encoder layer, forward and backward, for d_model up to 128: operands of 16 bits (real16: real16_bf16.cu, real16_fp16.cu) on
+ * tensor cores, fp32 sums, softmax and LayerNorm.
  *
  * Why: at level gemm a layer's activations cross device memory about 40 times. Here a block of 512 threads owns the 128 rows of
  * G = 128/N whole sequences; they stay in shared memory and registers from LN1 to the residual out. The rows are two halves of
@@ -524,8 +524,7 @@ static bool is_slower(const struct layer *l)
 {
     const int64_t tiles = tiles_of(l), all = l->context->multiprocessors, e = l->d_model / l->n_heads;
     const bool few = tiles<(all + 4) / 5, many = tiles> all;
-    return few || l->d_model <= 64 || (e > 16 && l->patches > 48) ||
-           (many && (l->d_model <= (e > 8 ? 96 : 72) || (e > 8 && l->patches > (e > 16 ? 32 : 48))));
+    return few || l->d_model <= 64 || (e > 16 && l->patches > 48) || (many && l->d_model <= (e > 8 ? 88 : 72));
 }
 
 static enum ps_status streamed_plan(const struct ps_kernels *k, const struct ps_encoder_request *r, struct ps_encoder_plan *plan)
