@@ -1,6 +1,7 @@
 /* Level layer in tf32 for d_model 64 with short sequences, by encoder/resident/d64_short.cu's kernels with operands of fp16 and a
  * residual stream of fp32: so encoder/tf32.cu's kernels that turn rows to fp16 and back are not needed, which count here. Range and
- * rounding are as that file says, but for the power of two, which is up to 2^120, and hidden columns, which are kept twice as large.
+ * rounding are as that file says, but for the power of two, which is up to 2^120, and hidden columns, which are kept twice as
+ * large.
  *
  * Beside encoder/resident/d64_short.cu's kernels: weights to fp16, 6 bytes an element, and the peak, 4 R d bytes. seed28k (105,000
  * elements, 6,400 rows): 0.6 MB and 1.6 MB, from L2. */
