@@ -1775,19 +1775,20 @@ static void place_heads(struct call *c, int slot, enum role role, enum mode mode
 }
 
 /* Patches of the case whose scores grow by far from key 64 on. */
-enum { GROWING = 201 };
+enum { GROWING = 201, GROWING_LONG = 521 };
 
 /* 0 when there is no such case. */
 static int attention_size(int index, int64_t *size)
 {
     static const int64_t patches[] = {1, 5, 42, 63, 64, 65, 200}, widths[] = {4, 8, 5, 16, 33, 64};
-    static const int64_t more[][4] = {{1, 1, 1024, 16}, {1, 1, 1000, 64},    {7001, 10, 2, 4}, {2, 4, 130, 32},  {3, 2, 9, 1},
-                                      {5, 3, 24, 16},   {2, 5, 13, 6},       {3, 3, 30, 8},    {2, 3, 14, 12},   {1, 2, 66, 24},
-                                      {1, 1, 5, 300},   {3, 5, 16, 8},       {2, 2, 31, 24},   {1, 2, 48, 8},    {2, 1, 32, 32},
-                                      {2, 16, 42, 4},   {2, 3, 360, 8},      {1, 2, 100, 128}, {1, 1, 1030, 4},  {1, 1, 64, 101},
-                                      {1, 3, 360, 16},  {1, 2, 144, 48},     {1, 1, 97, 97},   {1, 2, 100, 8},   {14, 5, 100, 8},
-                                      {2, 40, 89, 6},   {67, 1, 520, 4},     {11, 7, 66, 16},  {11, 6, 65, 20},  {1, 2, GROWING, 8},
-                                      {11, 6, 65, 26},  {2, 1, GROWING, 16}, {1, 2, 140, 13},  {67, 1, 600, 12}, {67, 1, 1030, 9}};
+    static const int64_t more[][4] = {
+        {1, 1, 1024, 16},       {1, 1, 1000, 64},    {7001, 10, 2, 4}, {2, 4, 130, 32},  {3, 2, 9, 1},     {5, 3, 24, 16},
+        {2, 5, 13, 6},          {3, 3, 30, 8},       {2, 3, 14, 12},   {1, 2, 66, 24},   {1, 1, 5, 300},   {3, 5, 16, 8},
+        {2, 2, 31, 24},         {1, 2, 48, 8},       {2, 1, 32, 32},   {2, 16, 42, 4},   {2, 3, 360, 8},   {1, 2, 100, 128},
+        {1, 1, 1030, 4},        {1, 1, 64, 101},     {1, 3, 360, 16},  {1, 2, 144, 48},  {1, 1, 97, 97},   {1, 2, 100, 8},
+        {14, 5, 100, 8},        {2, 40, 89, 6},      {67, 1, 520, 4},  {11, 7, 66, 16},  {11, 6, 65, 20},  {1, 2, GROWING, 8},
+        {11, 6, 65, 26},        {2, 1, GROWING, 16}, {1, 2, 140, 13},  {67, 1, 600, 12}, {67, 1, 1030, 9}, {1, 2, 530, 8},
+        {1, 2, GROWING_LONG, 8}};
     if (index < LENGTH(patches) * LENGTH(widths)) {
         size[0] = 2;
         size[1] = 1 + index % 3;
@@ -1838,7 +1839,8 @@ static int build_attention(struct call *c, int index)
         return 0;
     }
     ps_attention_call(c, size, index % 3 == 1, index % 2);
-    for (int64_t i = 0; size[2] == GROWING && i < size[0] * size[1] * size[2] * size[3]; i++) { /* exact in every type */
+    for (int64_t i = 0; (size[2] == GROWING || size[2] == GROWING_LONG) && i < size[0] * size[1] * size[2] * size[3];
+         i++) { /* exact in every type */
         set_value(c, 2, i, rint(4 * get_value(c, 2, i)) / 4);
         set_value(c, 3, i, rint(4 * get_value(c, 3, i)) / 4 * (i / size[3] % size[2] < 64 ? 1 : 64));
     }

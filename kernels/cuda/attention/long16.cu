@@ -8,7 +8,8 @@
  * so that no score is computed twice; otherwise there are two kernels built like forward, one by queries for dq and delta, one by
  * keys for dk and dv. N is anything; e, of all pieces, up to 128: chunks of 8 columns, of which two are a product's m16n8k16, a
  * last one an m16n8k8. For e up to 16 forward, and 8 backward, one side of the scores is held scaled, so that a product makes the
- * exponents as they are; on Hopper forward of them is long16_wgmma.cu's where a block has 128 queries.
+ * exponents as they are; on Hopper forward of them is long16_wgmma.cu's where a block has 128 queries, of up to 8 columns from 512
+ * patches on.
  *
  * Bytes: 8 S h N e forward, 16 S h N e backward, or 24 in two kernels, and the sums; by steps those of the other side once for
  * every 128 rows, from L2. S h N^2 exponentials each way, or twice as many; tensor FLOPs 4 S h N^2 e forward, 10 or 14 S h N^2 e
@@ -750,7 +751,9 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
         if constexpr (holds<CHUNKS>) {
             kernel = of_q == CHUNKS ? forward_kernel<T, CHUNKS, true> : kernel;
 #ifdef PS_FUSED_ENCODER
-            if (of_q == CHUNKS && warps == forward_warps<CHUNKS> && c->compute_capability == 90) {
+            /* Narrow heads from where it was measured to be the faster. */
+            if (of_q == CHUNKS && warps == forward_warps<CHUNKS> && c->compute_capability == 90 &&
+                (CHUNKS > 1 || x.patches >= 512)) {
                 return ps_long16_forward_wgmma<T, CHUNKS>(c, op, &p);
             }
 #endif
