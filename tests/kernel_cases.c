@@ -1774,7 +1774,7 @@ static void place_heads(struct call *c, int slot, enum role role, enum mode mode
     }
 }
 
-/* Patches of the case whose scores grow by far from key 64 on. */
+/* Patches of the cases whose scores grow by far from key 64 on. */
 enum { GROWING = 201, GROWING_LONG = 521 };
 
 /* 0 when there is no such case. */
