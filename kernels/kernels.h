@@ -722,6 +722,7 @@ enum { PS_KERNELS_NAME = 128 };
 struct ps_encoder_needs {
     size_t kept_bytes; /* to keep between forward and backward */
     int slower;        /* than level gemm's operations, as far as measured */
+    int fp16_rows;     /* in tf32: rows are fp16, which ends at 65,504 */
     enum ps_encoder_span span;
     char kernels[PS_KERNELS_NAME]; /* which: their name, the type, the sizes, the span */
 };

@@ -477,7 +477,7 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
             snprintf(why, sizeof why, "%s", ps_error_message());
             status = ps_fail(PS_UNSUPPORTED, "runtime.fusion: layer does not serve this model: %s", why);
         }
-        if (status == PS_OK && options->if_faster && k->precision == PS_TF32 && !shape->revin) {
+        if (status == PS_OK && options->if_faster && m->encoder.fp16_rows && !shape->revin) {
             status = ps_fail(PS_UNSUPPORTED, "rows of level layer in tf32 end at 65504, which windows without RevIN may pass");
         } else if (status == PS_OK && options->if_faster && m->encoder.slower) {
             status =
@@ -702,11 +702,10 @@ enum ps_status ps_model_encode(struct ps_model *m, const struct ps_step_state *s
     return encode(m, state, batch, training, NULL, NULL);
 }
 
-/* embed, head, update: level layer does the embedding's backward too, the rest of the head's, and AdamW; headed: its forward did
- * the head. */
+/* embed, head, update: level layer does the embedding's backward too, the rest of the head's, and AdamW. */
 static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training,
                                       const struct ps_embed_backward *embed, const struct ps_head_gradient *head,
-                                      const struct ps_adamw *update, int headed)
+                                      const struct ps_adamw *update)
 {
     const struct ps_kernels *k = m->k;
     if (m->options.level == PS_LEVEL_LAYER) {
@@ -724,7 +723,7 @@ static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_s
                                                                     .embed = embed,
                                                                     .head = head,
                                                                     .update = update,
-                                                                    .headed = headed});
+                                                                    .headed = embed && m->encoder.span >= PS_SPAN_LOSS});
     }
     struct ps_gradient_notes notes = {0};
     for (int64_t l = m->shape.n_layers; l-- > 0;) {
@@ -739,7 +738,7 @@ static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_s
 
 enum ps_status ps_model_encode_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training)
 {
-    return encode_backward(m, state, batch, training, NULL, NULL, NULL, 0);
+    return encode_backward(m, state, batch, training, NULL, NULL, NULL);
 }
 
 /* Windows to the last layer's output, in one operation where the encoder does the embedding; it does the head too then, if there
@@ -819,14 +818,14 @@ static enum ps_status train(struct ps_model *m, const struct ps_windows *windows
     const int early = update && updates_early(m);
     if (ps_model_steps(m)) {
         const struct ps_head_gradient rest = ps_head_gradient_of(m, state, within);
-        return encode_backward(m, state, batch, 1, &embed, &rest, update, 1);
+        return encode_backward(m, state, batch, 1, &embed, &rest, update);
     }
     PS_TRY(ps_head_train(m, windows, state, batch, within, 0));
     PS_TRY(early ? update_head(m, update) : PS_OK);
     if (m->encoder.span >= PS_SPAN_EMBEDDING) {
-        PS_TRY(encode_backward(m, state, batch, 1, &embed, NULL, NULL, within != NULL));
+        PS_TRY(encode_backward(m, state, batch, 1, &embed, NULL, NULL));
     } else {
-        PS_TRY(encode_backward(m, state, batch, 1, NULL, NULL, NULL, 0));
+        PS_TRY(encode_backward(m, state, batch, 1, NULL, NULL, NULL));
         PS_TRY(ps_embedding_backward(m, batch, dropout));
     }
     PS_TRY(m->k->beside ? m->k->beside(m->k, PS_BESIDE_JOIN) : PS_OK);

@@ -147,12 +147,10 @@ static const struct variant {
     {{PS_PRECISION_BF16, ETTH1, NULL}, PS_NORM_LAYER, PS_NORM_PRE, PS_GELU, 0},
 };
 
-/* _i: of `choices`, then of `variants`. */
-START_TEST(encoder_kernels)
+/* What prepare says of it. */
+static enum ps_status needs_of(const struct variant *v, int other_rate, struct ps_encoder_needs *needs)
 {
-    const int other = _i >= LENGTH(choices);
-    const struct variant v = other ? variants[_i - LENGTH(choices)] : (struct variant){.choice = choices[_i]};
-    const struct choice *c = &v.choice;
+    const struct choice *c = &v->choice;
     const struct ps_encoder_sizes sizes = {.n_heads = c->n_heads,
                                            .d_ff = c->d_ff,
                                            .layers = c->layers,
@@ -160,22 +158,33 @@ START_TEST(encoder_kernels)
                                            .dropout = ps_dropout_make(c->dropout, 0, 0, NULL),
                                            .hidden_dropout = ps_dropout_make(c->dropout, 0, 1, NULL),
                                            .output_dropout = ps_dropout_make(c->dropout, 0, 2, NULL),
-                                           .norm = v.norm,
-                                           .norm_place = v.norm_place,
-                                           .activation = v.activation,
-                                           .residual_attention = v.residual_attention,
+                                           .norm = v->norm,
+                                           .norm_place = v->norm_place,
+                                           .activation = v->activation,
+                                           .residual_attention = v->residual_attention,
                                            .training = 1};
     const struct ps_encoder_shape shape = {.sequences = c->batch * c->channels,
                                            .patches = c->patches,
                                            .d_model = c->d_model,
                                            .seq_len = c->seq_len,
                                            .patch_len = c->patch_len,
-                                           .pred_len = c->pred_len};
-    struct ps_encoder_needs needs;
+                                           .pred_len = c->pred_len,
+                                           .other_rate = other_rate};
     struct ps_kernels *k;
     ck_assert_int_eq(ps_kernels_choices(&h200, c->precision, NULL, &k), PS_OK);
-    const enum ps_status status = k->encoder_prepare(k, &sizes, &shape, &needs);
+    const enum ps_status status = k->encoder_prepare(k, &sizes, &shape, needs);
     k->close(k);
+    return status;
+}
+
+/* _i: of `choices`, then of `variants`. */
+START_TEST(encoder_kernels)
+{
+    const int other = _i >= LENGTH(choices);
+    const struct variant v = other ? variants[_i - LENGTH(choices)] : (struct variant){.choice = choices[_i]};
+    const struct choice *c = &v.choice;
+    struct ps_encoder_needs needs;
+    const enum ps_status status = needs_of(&v, 0, &needs);
     if (!c->kernels) {
         ck_assert_msg(status == PS_UNSUPPORTED, "row %d is served: %s", _i, needs.kernels);
         return;
@@ -183,7 +192,23 @@ START_TEST(encoder_kernels)
     ck_assert_msg(status == PS_OK, "row %d: %s", _i, ps_error_message());
     char name[sizeof needs.kernels + 16];
     snprintf(name, sizeof name, "%s%s", needs.kernels, needs.slower ? ", slower" : "");
+    ck_assert_int_eq(needs.fp16_rows, c->precision == PS_TF32 && !strstr(name, "d64_short"));
     ck_assert_msg(strcmp(name, c->kernels) == 0, "row %d: %s, not %s", _i, name, c->kernels);
+}
+END_TEST
+
+/* The embedding's own rate of dropout: the paper's small layer takes it inside, the default model's kernels leave it outside. */
+START_TEST(other_rate)
+{
+    static const struct variant plain = {.choice = {PS_PRECISION_BF16, ETTH1, NULL}},
+                                paper = {{PS_PRECISION_BF16, ETTH1, NULL}, PAPER};
+    struct ps_encoder_needs needs;
+    ck_assert_int_eq(needs_of(&plain, 0, &needs), PS_OK);
+    ck_assert_int_eq(needs.span, PS_SPAN_LOSS);
+    ck_assert_int_eq(needs_of(&plain, 1, &needs), PS_OK);
+    ck_assert_int_eq(needs.span, PS_SPAN_LAYERS);
+    ck_assert_int_eq(needs_of(&paper, 1, &needs), PS_OK);
+    ck_assert_int_eq(needs.span, PS_SPAN_EMBEDDING);
 }
 END_TEST
 
@@ -195,6 +220,7 @@ int main(void)
     if (ps_kernels_choices(&h200, PS_PRECISION_BF16, NULL, &k) == PS_OK) {
         k->close(k);
         tcase_add_loop_test(tests, encoder_kernels, 0, LENGTH(choices) + LENGTH(variants));
+        tcase_add_test(tests, other_rate);
     } else {
         printf("skipped: which kernels serve level layer: %s\n", ps_error_message());
     }

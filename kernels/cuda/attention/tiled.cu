@@ -27,9 +27,9 @@ static constexpr int score_ld = TILE + 8;
 template <int ET> static constexpr int tile_elements = TILE *tile_ld<ET>;
 static constexpr int score_elements = WARPS * 16 * score_ld;
 
-template <typename T> __device__ static __forceinline__ T *rows_of(const struct ps_attention_view &v, int sequence, int head)
+__device__ static __forceinline__ float *rows_of(const struct ps_attention_view &v, int sequence, int head)
 {
-    return (T *)v.data + sequence * v.sequence + head * v.head;
+    return (float *)v.data + sequence * v.sequence + head * v.head;
 }
 
 /* Where column c of a row lies: behind it, or in a piece of its own. */
@@ -236,8 +236,8 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const __grid_constan
     const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 32 / 4;
     float *scores = v + tile_elements<ET> + warp * 16 * score_ld;
     const struct place p(x);
-    const float *from_k = rows_of<float>(x.k, p.sequence, p.head), *from_v = rows_of<float>(x.v, p.sequence, p.head);
-    load_tile<ET>(q, rows_of<float>(x.q, p.sequence, p.head), x.q.row, columns(x, x.q), p.row0, x);
+    const float *from_k = rows_of(x.k, p.sequence, p.head), *from_v = rows_of(x.v, p.sequence, p.head);
+    load_tile<ET>(q, rows_of(x.q, p.sequence, p.head), x.q.row, columns(x, x.q), p.row0, x);
     const float factor = x.scale * PS_LOG2_E;
     float out[ET][4], max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
     clear(out);
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const __grid_constan
             x.logsum[p.sums + row] = (max[r] + log2f(sum[r])) / PS_LOG2_E;
         }
     }
-    put_rows<ARITHMETIC, ET>(rows_of<float>(x.mixed, p.sequence, p.head), x.mixed.row, columns(x), false, out, p.row0 + warp * 16,
+    put_rows<ARITHMETIC, ET>(rows_of(x.mixed, p.sequence, p.head), x.mixed.row, columns(x), false, out, p.row0 + warp * 16,
                              1.0f / sum[0], 1.0f / sum[1], x);
 }
 
@@ -300,15 +300,15 @@ __global__ void __launch_bounds__(THREADS) query_gradient_kernel(const __grid_co
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4;
     float *scores = v + tile_elements<ET> + warp * 16 * score_ld;
     const struct place p(x);
-    const float *from_k = rows_of<float>(x.k, p.sequence, p.head), *from_v = rows_of<float>(x.v, p.sequence, p.head);
-    load_tile<ET>(q, rows_of<float>(x.q, p.sequence, p.head), x.q.row, columns(x, x.q), p.row0, x);
-    load_tile<ET>(up, rows_of<float>(x.d_mixed, p.sequence, p.head), x.d_mixed.row, columns(x), p.row0, x);
+    const float *from_k = rows_of(x.k, p.sequence, p.head), *from_v = rows_of(x.v, p.sequence, p.head);
+    load_tile<ET>(q, rows_of(x.q, p.sequence, p.head), x.q.row, columns(x, x.q), p.row0, x);
+    load_tile<ET>(up, rows_of(x.d_mixed, p.sequence, p.head), x.d_mixed.row, columns(x), p.row0, x);
     ps_copy_wait();
     __syncthreads();
     const int own = p.row0 + warp * 16 + lane / 2; /* two lanes a row */
     float sum = 0.0f;
     if (own < x.patches) {
-        const float *mixed = rows_of<float>(x.mixed, p.sequence, p.head) + own * x.mixed.row;
+        const float *mixed = rows_of(x.mixed, p.sequence, p.head) + own * x.mixed.row;
         for (int i = lane % 2; i < x.e; i += 2) {
             sum = fmaf(ps_float(mixed[i]), ps_float(up[(warp * 16 + lane / 2) * LD + i]), sum);
         }
@@ -351,8 +351,8 @@ __global__ void __launch_bounds__(THREADS) query_gradient_kernel(const __grid_co
         add_product<ARITHMETIC, ET, TILE / 8>(out, scores, score_ld, k, LD);
         __syncthreads();
     }
-    put_rows<ARITHMETIC, ET>(rows_of<float>(x.dq, p.sequence, p.head), x.dq.row, columns(x, x.dq), x.accumulate, out,
-                             p.row0 + warp * 16, x.scale, x.scale, x);
+    put_rows<ARITHMETIC, ET>(rows_of(x.dq, p.sequence, p.head), x.dq.row, columns(x, x.dq), x.accumulate, out, p.row0 + warp * 16,
+                             x.scale, x.scale, x);
 }
 
 /* dk and dv: rows of a tile of scores are keys, its columns queries. */
@@ -366,10 +366,10 @@ __global__ void __launch_bounds__(THREADS) key_gradient_kernel(const __grid_cons
     const int warp = (int)threadIdx.x / 32;
     float *scores = v + tile_elements<ET> + warp * 16 * score_ld;
     const struct place p(x);
-    const float *from_q = rows_of<float>(x.q, p.sequence, p.head);
-    const float *from_up = rows_of<float>(x.d_mixed, p.sequence, p.head);
-    load_tile<ET>(k, rows_of<float>(x.k, p.sequence, p.head), x.k.row, columns(x, x.k), p.row0, x);
-    load_tile<ET>(v, rows_of<float>(x.v, p.sequence, p.head), x.v.row, columns(x), p.row0, x);
+    const float *from_q = rows_of(x.q, p.sequence, p.head);
+    const float *from_up = rows_of(x.d_mixed, p.sequence, p.head);
+    load_tile<ET>(k, rows_of(x.k, p.sequence, p.head), x.k.row, columns(x, x.k), p.row0, x);
+    load_tile<ET>(v, rows_of(x.v, p.sequence, p.head), x.v.row, columns(x), p.row0, x);
     const float factor = x.scale * PS_LOG2_E;
     float dk[ET][4], dv[ET][4];
     clear(dk);
@@ -401,10 +401,9 @@ __global__ void __launch_bounds__(THREADS) key_gradient_kernel(const __grid_cons
         add_product<ARITHMETIC, ET, TILE / 8>(dk, scores, score_ld, q, LD);
         __syncthreads();
     }
-    put_rows<ARITHMETIC, ET>(rows_of<float>(x.dk, p.sequence, p.head), x.dk.row, columns(x, x.dk), x.accumulate, dk,
-                             p.row0 + warp * 16, x.scale, x.scale, x);
-    put_rows<ARITHMETIC, ET>(rows_of<float>(x.dv, p.sequence, p.head), x.dv.row, columns(x), false, dv, p.row0 + warp * 16, 1.0f,
-                             1.0f, x);
+    put_rows<ARITHMETIC, ET>(rows_of(x.dk, p.sequence, p.head), x.dk.row, columns(x, x.dk), x.accumulate, dk, p.row0 + warp * 16,
+                             x.scale, x.scale, x);
+    put_rows<ARITHMETIC, ET>(rows_of(x.dv, p.sequence, p.head), x.dv.row, columns(x), false, dv, p.row0 + warp * 16, 1.0f, 1.0f, x);
 }
 
 /* ---- launching ---- */

@@ -70,26 +70,13 @@ static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder
         if ((fp16 || all[i].precision == k->precision) && (!all[i].when || all[i].when(r))) {
             *plan = {};
             plan->family = all[i].family;
-            plan->fp16 = fp16;
             status = plan->family->plan(k, r, plan);
+            if (fp16 && status == PS_OK) {
+                ps_encoder_tf32_take_over(r, plan);
+            }
         }
     }
-    if (plan->fp16) { /* level gemm is slower in tf32 than in 16 bits, as measured (docs/benchmarks.md) */
-        plan->kept_bytes = ps_encoder_tf32_kept_bytes(r, plan->kept_bytes);
-        plan->slower = false;
-    }
     return status;
-}
-
-static enum ps_encoder_span span_of(const struct ps_kernels *k, const struct ps_encoder_request *r,
-                                    const struct ps_encoder_plan *plan)
-{
-    return plan->fp16 ? PS_SPAN_LAYERS : plan->family->span(k, r, plan);
-}
-
-static size_t workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_request *r, const struct ps_encoder_plan *plan)
-{
-    return plan->fp16 ? ps_encoder_tf32_workspace_bytes(k, r, plan) : plan->family->workspace_bytes(k, r, plan);
 }
 
 /* A plan for each number of sequences of each model that the table has served. */
@@ -183,7 +170,7 @@ static struct ps_encoder_request request_of(const struct ps_kernels *k, const st
 static enum ps_status check_workspace(const struct ps_kernels *k, const struct ps_encoder_request *r,
                                       const struct ps_encoder_plan *plan)
 {
-    const size_t needed = workspace_bytes(k, r, plan), there = ps_cuda(k)->encoder_workspace_bytes;
+    const size_t needed = plan->family->workspace_bytes(k, r, plan), there = ps_cuda(k)->encoder_workspace_bytes;
     return needed <= there ? PS_OK
                            : ps_fail(PS_DEVICE, "encoder (cuda): %lld sequences need %zu bytes of workspace, %zu are there",
                                      (long long)r->sequences, needed, there);
@@ -200,16 +187,17 @@ static enum ps_status needs_of(const struct ps_kernels *k, const struct ps_encod
     r.seq_len = shape->seq_len;
     r.patch_len = shape->patch_len;
     r.pred_len = shape->pred_len;
+    r.other_rate = shape->other_rate;
     const struct ps_encoder_plan *plan;
     PS_TRY(plan_of(k, &r, &plan));
-    *workspace = workspace_bytes(k, &r, plan);
+    *workspace = plan->family->workspace_bytes(k, &r, plan);
     needs->kept_bytes = plan->kept_bytes;
     needs->slower = plan->slower;
-    const enum ps_encoder_span span = span_of(k, &r, plan);
-    const bool apart = shape->ends_apart || (shape->other_rate && is_plain(&r));
-    needs->span = apart ? PS_SPAN_LAYERS : shape->other_loss && span > PS_SPAN_EMBEDDING ? PS_SPAN_EMBEDDING : span;
+    needs->fp16_rows = plan->within != NULL;
+    const enum ps_encoder_span span = plan->family->span(k, &r, plan);
+    needs->span = shape->ends_apart ? PS_SPAN_LAYERS : shape->other_loss && span > PS_SPAN_EMBEDDING ? PS_SPAN_EMBEDDING : span;
     snprintf(needs->kernels, sizeof needs->kernels, "%s%s %s, d_model %lld, %lld heads, d_ff %lld, %lld patches, %s", plan->kernels,
-             plan->fp16 ? " (fp16 operands)" : "", ps_precision_name(k->precision), (long long)r.d_model, (long long)r.n_heads,
+             plan->within ? " (fp16 operands)" : "", ps_precision_name(k->precision), (long long)r.d_model, (long long)r.n_heads,
              (long long)r.d_ff, (long long)r.patches, spans[needs->span]);
     return PS_OK;
 }
@@ -265,12 +253,12 @@ static enum ps_status take(const struct ps_kernels *k, struct ps_encoder_request
 }
 
 /* The embedding is the request's, and the whole is served. */
-static enum ps_status check_embed(const struct ps_kernels *k, const struct ps_encoder_request *r,
-                                  const struct ps_encoder_plan *plan, const struct ps_dropout *dropout)
+static enum ps_status check_embed(const struct ps_kernels *k, struct ps_encoder_request *r, const struct ps_encoder_plan *plan,
+                                  const struct ps_dropout *dropout)
 {
     const struct ps_dropout *of = &r->dropout;
-    if (span_of(k, r, plan) < PS_SPAN_EMBEDDING || (is_plain(r) && dropout->threshold != of->threshold) ||
-        dropout->seed != of->seed || dropout->state != of->state ||
+    r->other_rate = dropout->threshold != of->threshold;
+    if (plan->family->span(k, r, plan) < PS_SPAN_EMBEDDING || dropout->seed != of->seed || dropout->state != of->state ||
         ((dropout->threshold || of->threshold) && dropout->first != of->first)) {
         return ps_fail(PS_UNSUPPORTED, "encoder: windows of %lld and patches of %lld are not embedded for d_model %lld",
                        (long long)r->seq_len, (long long)r->patch_len, (long long)r->d_model);
@@ -312,7 +300,7 @@ static enum ps_status check_head(const struct ps_kernels *k, struct ps_encoder_r
     PS_TRY(ps_windows_make(op, "targets", &a->targets, &a->indices, a->state, a->batch, &windows));
     r->head = a;
     r->pred_len = a->targets.size[2];
-    if (!r->embed || span_of(k, r, plan) < PS_SPAN_LOSS || a->state != r->embed->state || a->batch != r->embed->batch ||
+    if (!r->embed || plan->family->span(k, r, plan) < PS_SPAN_LOSS || a->state != r->embed->state || a->batch != r->embed->batch ||
         a->targets.size[1] != r->embed->inputs.size[1] || a->mean.data != r->embed->mean.data ||
         a->std.data != r->embed->std.data || rows < (r->sequences < PS_PARTIAL_BLOCKS ? r->sequences : PS_PARTIAL_BLOCKS) ||
         !ps_cuda_aligned(&a->weight) ||
@@ -348,7 +336,7 @@ static enum ps_status check_head_gradient(const struct ps_kernels *k, struct ps_
     const int64_t rows = a->partials.rank > 0 ? a->partials.size[0] : 0, width = r->patches * r->d_model;
     r->head_gradient = a;
     r->pred_len = ps_tensor_count(&a->d_bias);
-    if (!r->embed_gradient || span_of(k, r, plan) < PS_SPAN_UPDATE || !a->state ||
+    if (!r->embed_gradient || plan->family->span(k, r, plan) < PS_SPAN_UPDATE || !a->state ||
         a->z.data != (const char *)r->u + 2 * r->layers * r->sequences * width || !ps_cuda_aligned(&a->d_weight)) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): the gradient of a head of %lld x %lld is not served with %lld sequences", op,
                        (long long)width, (long long)r->pred_len, (long long)r->sequences);
@@ -405,7 +393,7 @@ enum ps_status ps_cuda_encoder_forward(const struct ps_kernels *k, const struct 
         PS_TRY(check_head(k, &r, plan, a->head));
     }
     PS_TRY(check_workspace(k, &r, plan));
-    return (plan->fp16 ? ps_encoder_tf32_forward : plan->family->forward)(k, &r, plan);
+    return plan->family->forward(k, &r, plan);
 }
 
 enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, const struct ps_encoder_backward *a)
@@ -428,5 +416,5 @@ enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, const struct
         PS_TRY(check_update(k, &r, a));
     }
     PS_TRY(check_workspace(k, &r, plan));
-    return (plan->fp16 ? ps_encoder_tf32_backward : plan->family->backward)(k, &r, plan);
+    return plan->family->backward(k, &r, plan);
 }

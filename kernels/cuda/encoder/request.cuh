@@ -38,6 +38,7 @@ struct ps_encoder_request {
     const struct ps_adamw *update;                  /* and this, or NULL; only with head_gradient */
     bool fresh;                                     /* the kernel before may have written weights or parameters */
     bool headed;                                    /* backward: the forward had `head`, whose dz is dy */
+    bool other_rate;                                /* of dropout the embedding has than W_o */
 };
 
 /* Rows before the request's, where it is a part of a batch that ranks share. */
@@ -58,8 +59,8 @@ struct ps_encoder_plan {
     const char *kernels; /* of the family: the name of those that run */
     void *own;           /* the family's, from malloc; or NULL */
     size_t kept_bytes;
-    bool fp16;   /* the family is fp16's, and the request tf32's: encoder/tf32.cu */
-    bool slower; /* than level gemm, as far as measured */
+    const struct ps_encoder_family *within; /* ps_encoder_tf32's: fp16's, which does the layers */
+    bool slower;                            /* than level gemm, as far as measured */
 };
 
 /* A set of kernels for the whole encoder. All but `plan` get a plan of its own for the request's sizes. */
@@ -76,14 +77,8 @@ struct ps_encoder_family {
     enum ps_status (*backward)(const struct ps_kernels *k, const struct ps_encoder_request *r, const struct ps_encoder_plan *plan);
 };
 
-/* What a plan of fp16 keeps, needs and does when it serves tf32; own: what it keeps itself. encoder/tf32.cu */
-size_t ps_encoder_tf32_kept_bytes(const struct ps_encoder_request *e, size_t own);
-size_t ps_encoder_tf32_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_request *e,
-                                       const struct ps_encoder_plan *plan);
-enum ps_status ps_encoder_tf32_forward(const struct ps_kernels *k, const struct ps_encoder_request *e,
-                                       const struct ps_encoder_plan *plan);
-enum ps_status ps_encoder_tf32_backward(const struct ps_kernels *k, const struct ps_encoder_request *e,
-                                        const struct ps_encoder_plan *plan);
+/* encoder/tf32.cu: tf32 by fp16's family, whose plan becomes tf32's. */
+void ps_encoder_tf32_take_over(const struct ps_encoder_request *e, struct ps_encoder_plan *plan);
 
 /* Of a flat tensor: elements first .. first + count - 1. */
 struct ps_encoder_part {

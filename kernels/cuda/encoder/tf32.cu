@@ -134,9 +134,9 @@ static int64_t elements_of(const struct ps_encoder_request *e)
     return e->sequences * e->patches * e->d_model;
 }
 
-size_t ps_encoder_tf32_kept_bytes(const struct ps_encoder_request *e, size_t own)
+static size_t rows_bytes(const struct ps_encoder_request *e)
 {
-    return whole(own) + whole(sizeof(ps_fp16) * (size_t)((e->layers + 1) * elements_of(e)));
+    return whole(sizeof(ps_fp16) * (size_t)((e->layers + 1) * elements_of(e)));
 }
 
 /* What there is besides the family's. Its rows are the last that is kept, so that those of a shorter batch do not lie where a
@@ -151,9 +151,9 @@ struct places {
 
 static struct places places_of(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct ps_encoder_plan *plan)
 {
-    char *const behind = (char *)e->workspace + whole(plan->family->workspace_bytes(k, e, plan));
+    char *const behind = (char *)e->workspace + whole(plan->within->workspace_bytes(k, e, plan));
     struct places p;
-    p.rows = (ps_fp16 *)((char *)e->kept + e->kept_bytes - ps_encoder_tf32_kept_bytes(e, 0));
+    p.rows = (ps_fp16 *)((char *)e->kept + e->kept_bytes - rows_bytes(e));
     p.peak = (unsigned *)behind;
     p.weights = (ps_fp16 *)(behind + 256);
     p.gradient = (ps_fp16 *)((char *)p.weights + whole(sizeof(ps_fp16) * (size_t)ps_encoder_matrices(e).count));
@@ -161,8 +161,8 @@ static struct places places_of(const struct ps_kernels *k, const struct ps_encod
     return p;
 }
 
-size_t ps_encoder_tf32_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_request *e,
-                                       const struct ps_encoder_plan *plan)
+static size_t tf32_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_request *e,
+                                   const struct ps_encoder_plan *plan)
 {
     return places_of(k, e, plan).bytes;
 }
@@ -207,26 +207,42 @@ enum ps_status ps_encoder_tf32_peak(const struct ps_kernels *k, const struct ps_
     PS_CUDA_LAUNCHED("encoder, tf32");
 }
 
-enum ps_status ps_encoder_tf32_forward(const struct ps_kernels *k, const struct ps_encoder_request *e,
-                                       const struct ps_encoder_plan *plan)
+static enum ps_status tf32_forward(const struct ps_kernels *k, const struct ps_encoder_request *e,
+                                   const struct ps_encoder_plan *plan)
 {
     const struct places p = places_of(k, e, plan);
     const int64_t all = e->layers * elements_of(e);
     struct ps_encoder_request inner = request_of(e, p);
     PS_TRY(ps_encoder_tf32_take(k, e, p.weights, p.rows, p.peak, 1)); /* the next backward's peak is nothing yet */
     inner.fresh = ps_cuda(k)->ordered = true;                         /* weights have just been written */
-    PS_TRY(plan->family->forward(k, &inner, plan));
+    PS_TRY(plan->within->forward(k, &inner, plan));
     return launch_exchange(k, e, (float *)e->u + all, p.rows + all, NULL);
 }
 
-enum ps_status ps_encoder_tf32_backward(const struct ps_kernels *k, const struct ps_encoder_request *e,
-                                        const struct ps_encoder_plan *plan)
+static enum ps_status tf32_backward(const struct ps_kernels *k, const struct ps_encoder_request *e,
+                                    const struct ps_encoder_plan *plan)
 {
     const struct places p = places_of(k, e, plan);
     const struct ps_encoder_request inner = request_of(e, p);
     PS_TRY(ps_encoder_tf32_peak(k, e, p.peak));
     PS_TRY(launch_exchange(k, e, p.gradient, (const float *)e->dy, p.peak));
     ps_cuda(k)->ordered = true; /* gradients have just been scaled */
-    PS_TRY(plan->family->backward(k, &inner, plan));
+    PS_TRY(plan->within->backward(k, &inner, plan));
     return launch_exchange(k, e, (float *)e->du, p.gradient, p.peak);
+}
+
+static enum ps_encoder_span tf32_span(const struct ps_kernels *, const struct ps_encoder_request *, const struct ps_encoder_plan *)
+{
+    return PS_SPAN_LAYERS;
+}
+
+/* encoder/choose.cu asks fp16's families for a plan first. */
+static const struct ps_encoder_family tf32 = {NULL, tf32_span, tf32_workspace_bytes, tf32_forward, tf32_backward};
+
+void ps_encoder_tf32_take_over(const struct ps_encoder_request *e, struct ps_encoder_plan *plan)
+{
+    plan->within = plan->family;
+    plan->family = &tf32;
+    plan->kept_bytes = whole(plan->kept_bytes) + rows_bytes(e);
+    plan->slower = false; /* level gemm is slower in tf32 than in 16 bits, as measured (docs/benchmarks.md) */
 }

@@ -284,7 +284,7 @@ static enum ps_encoder_span resident_span(const struct ps_kernels *k, const stru
 {
     const struct plan &p = plans_of(plan).forward;
     const int shared = ps_cuda(k)->shared_bytes;
-    if (!can_embed<T>(e, plans_of(plan).backward)) {
+    if (e->other_rate || !can_embed<T>(e, plans_of(plan).backward)) {
         return PS_SPAN_LAYERS;
     }
     if (p.blocks > PS_PARTIAL_BLOCKS || e->pred_len < 1) {
