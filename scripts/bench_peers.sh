@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # This project's training step beside those of PyTorch and JAX: the same model and sizes on the same device, in turns.
 # usage: scripts/bench_peers.sh [cuda|cpu] [SHAPES] [PRECISIONS] [option]...
-#   SHAPES              names and groups of scripts/peers/shapes.py, separated by commas: base, paper, sweep, all; else base,paper;
-#                       on the CPU seed28k,etth1,etth1_paper
+#   SHAPES              names and groups of scripts/peers/shapes.py, separated by commas: base, paper, sweep, all, and
+#                       draw-1, draw-2 and so on for sizes drawn at random; else base,paper; on the CPU seed28k,etth1,etth1_paper
 #   PRECISIONS          of ours: bf16, tf32, fp16 and fp32, separated by commas; else bf16,tf32; on the CPU fp32. The peers are timed
 #                       in bf16 beside ours, and in tf32 beside our three others
 #   --results FILE      where the lines of all measurements are kept; else runs/peers.txt. scripts/peers/table.py FILE makes the

@@ -7,10 +7,13 @@
 
 B windows a batch, C channels, L seq_len, H pred_len, P patch_len, S stride, d d_model, h n_heads, f d_ff, p dropout; pad: the last value
 repeated S times. paper: BatchNorm behind each residual and attention's scores added up over the layers; else LayerNorm before each branch.
+Besides those listed here draw-1, draw-2 and so on are names, of sizes drawn at random.
 """
 import json
 import os
 import pathlib
+import random
+import re
 import sys
 import time
 
@@ -41,12 +44,41 @@ SWEEP = {
     "long-1024": BASE["weather"] | dict(B=4, C=7, L=8192, d=64, h=4),
 }
 GROUPS = {"base": BASE, "paper": PAPER, "sweep": SWEEP, "all": BASE | PAPER | SWEEP}
-SHAPES = GROUPS["all"]
-for shape in SHAPES.values():
+
+
+def whole(shape):
+    """What follows from a shape's sizes."""
     shape.setdefault("paper", False)
     shape["N"] = (shape["L"] - shape["P"]) // shape["S"] + 1 + shape["pad"]
     # The authors drop attention's output out twice, one after the other.
     shape["p_attention"] = round(1 - (1 - shape["p"]) ** 2, 4) if shape["paper"] else shape["p"]
+    return shape
+
+
+def drawn(seed):
+    """Up to 128 columns and patches, the paper's layer, many patches, or wide, with as many windows as take some ms a step."""
+    r = random.Random(seed)
+    kind = r.choices(["narrow", "paper", "long", "wide"], [45, 20, 15, 20])[0]
+    d = {"narrow": lambda: 8 * r.randint(2, 16), "paper": lambda: r.choice([16, 16, 32, 64, 128]),
+         "long": lambda: r.choice([16, 32, 64, 96, 128]), "wide": lambda: r.choice([144, 160, 192, 224, 256, 320, 384, 512, 768])}[kind]()
+    h = r.choice([h for h in range(1, 17) if d % h == 0 and 4 <= d // h <= 64] or [d // 64])
+    P = r.choice([8, 12, 16, 16, 24, 32])
+    S, pad = r.choice([P, P // 2]), r.random() < 0.6
+    N = r.randint(129, 1000) if kind == "long" else r.choice([r.randint(5, 64), 42, r.randint(65, 128)])
+    C = r.choice([1, 2, 4, 7, 7, 8, 12, 21])
+    rows = {"narrow": 60000, "paper": 60000, "long": 20000, "wide": 12000}[kind] * r.uniform(0.2, 1.5)
+    return dict(B=min(1024, max(1, round(rows / (N * C)))), C=C, L=(N - 1 - pad) * S + P, H=r.choice([24, 96, 96]), P=P, S=S, d=d, h=h,
+                f=d * r.choice([1, 2, 2, 4]), layers=r.choice([2, 3, 3, 4]), p=r.choice([0.0, 0.1, 0.2, 0.3]), pad=pad, paper=kind == "paper")
+
+
+class Shapes(dict):
+    def __missing__(self, name):
+        if not re.fullmatch(r"draw-[1-9][0-9]{0,8}", name):
+            raise SystemExit(f"{name}: not a shape: {', '.join([*self, *GROUPS])}, draw-1, draw-2 ..")
+        return self.setdefault(name, whole(drawn(int(name[5:]))))
+
+
+SHAPES = Shapes({name: whole(shape) for name, shape in GROUPS["all"].items()})
 
 ROWS = 32768  # of each generated series: at least 20 batches of every shape are training windows
 
@@ -55,8 +87,8 @@ def chosen(argument):
     """The names in "a,b", where a group stands for all of its names."""
     names = {}
     for word in argument.split(","):
-        if word not in SHAPES and word not in GROUPS:
-            raise SystemExit(f"{word}: not a shape: {', '.join([*SHAPES, *GROUPS])}")
+        if word not in GROUPS:
+            SHAPES[word]  # says what is no shape
         names |= dict.fromkeys(GROUPS.get(word, [word]))
     return list(names)
 

@@ -233,10 +233,15 @@ static const struct plans &plans_of(const struct ps_encoder_plan *plan)
     return *(const struct plans *)plan->own;
 }
 
-/* General kernels, as measured (docs/benchmarks.md): instructions bound them, so level gemm is faster from so many rows a
- * multiprocessor on; never at d_model 16, nor at 32 where several sequences share a tile. */
-static bool is_slower(const struct ps_encoder_request *e, int multiprocessors)
+/* As measured (docs/benchmarks.md). A unit of d64_short costs the same whatever its 16 rows hold, so level gemm is faster at many
+ * that are not full. Instructions bound the general kernels, so there it is from so many rows a multiprocessor on; never at d_model
+ * 16, nor at 32 where several sequences share a tile. */
+static bool is_slower(const struct ps_encoder_request *e, const struct plan *p, int multiprocessors)
 {
+    if (p->d64_short) {
+        const int64_t full = 15, filled = ps_resident_sequences(e) * e->patches;
+        return ps_resident_units(e) * (full - filled) > 66 * multiprocessors;
+    }
     const bool wide_hidden = e->d_ff > 128;
     const int64_t rows = e->sequences * e->patches / multiprocessors;
     const int64_t most = wide_hidden && e->patches <= 48 ? 170 : 400;
@@ -254,7 +259,7 @@ static enum ps_status resident_plan(const struct ps_kernels *k, const struct ps_
         return ps_fail(PS_DEVICE, "encoder: out of host memory");
     }
     memcpy(plan->own, &p, sizeof p);
-    plan->slower = !p.forward.d64_short && !p.forward.d16_e4_f128 && is_slower(e, ps_cuda(k)->multiprocessors);
+    plan->slower = is_slower(e, &p.forward, ps_cuda(k)->multiprocessors);
     plan->kernels = p.forward.d64_short ? "resident/d64_short" : p.forward.d16_e4_f128 ? "resident/d16_e4_f128" : "resident";
     plan->kept_bytes = kept_bytes<T>(e, p.forward);
     return PS_OK;
