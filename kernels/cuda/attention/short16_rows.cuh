@@ -234,34 +234,6 @@ template <int ROWS, bool WIDE> struct by_threads {
 
 /* ---- rows by the copy engine: boxes of W bytes by all rows ---- */
 
-/* A box of a five-dimensional tensor, as its map says (PTX ISA, cp.async.bulk.tensor), to shared memory. */
-static __device__ __forceinline__ void ps_tensor_copy5(uint32_t to, const CUtensorMap *map, int i0, int i1, int i2, int i3, int i4,
-                                                       uint32_t barrier)
-{
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, "
-                 "%6}], [%7];" ::"r"(to),
-                 "l"(map), "r"(i0), "r"(i1), "r"(i2), "r"(i3), "r"(i4), "r"(barrier)
-                 : "memory");
-}
-
-/* A box of shared memory, published, to such a tensor, in the thread's group of stores. */
-static __device__ __forceinline__ void ps_tensor_store5(const CUtensorMap *map, uint32_t from, int i0, int i1, int i2, int i3,
-                                                        int i4)
-{
-    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
-                 "r"(from), "r"(i0), "r"(i1), "r"(i2), "r"(i3), "r"(i4)
-                 : "memory");
-}
-
-/* The same, added to what is there, elements of the map's type: by L2, each sum rounded. */
-static __device__ __forceinline__ void ps_tensor_add5(const CUtensorMap *map, uint32_t from, int i0, int i1, int i2, int i3, int i4)
-{
-    asm volatile(
-        "cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
-        "r"(from), "r"(i0), "r"(i1), "r"(i2), "r"(i3), "r"(i4)
-        : "memory");
-}
-
 struct boxed : short16 {
     CUtensorMap mixed, q, k, v, dq, dk, dv, d_mixed; /* [columns, heads, N, S, pieces]; of one head if all are side by side */
     uint32_t parts_q, parts_v, part;                 /* parts of a tensor, and bytes of the block's boxes of one */
