@@ -1857,20 +1857,21 @@ static int build_attention_edges(struct call *c, int index)
     return 1;
 }
 
-/* Short sequences as the model has them, all heads side by side in rows: heads that fill a box of the copy engine, in part or more
- * than one, of each of its widths and of every number of tiles of 16 rows. */
+/* Short sequences as the model has them, all heads side by side in rows, of every number of tiles of 16 rows: heads that fill a box
+ * of the copy engine, in part or more than one, of each of its widths; then heads of which each has boxes that it does not fill. */
 static int attention_rows_size(int index, int64_t *size)
 {
     static const int64_t patches[] = {5, 16, 17, 31, 42, 48, 63, 64, 66, 80, 91, 96, 112, 128},
-                         heads[2][5] = {{16, 3, 1, 2, 1}, {5, 4, 6, 3, 2}};
-    const int width = index % 5, of = index / 5;
-    if (of >= LENGTH(patches)) {
+                         heads[2][5] = {{16, 3, 1, 2, 1}, {5, 4, 6, 3, 2}},
+                         unfilled[2][5] = {{24, 40, 56, 72, 104}, {24, 48, 88, 96, 112}};
+    const int width = index % 5, of = index / 5 % LENGTH(patches), form = index / 5 / LENGTH(patches);
+    if (form > 1) {
         return 0;
     }
-    size[0] = of < 2 ? 13 : 5 - of % 3;
-    size[1] = heads[of % 2][width];
-    size[2] = patches[of];
-    size[3] = 8 << width;
+    size[0] = of < 2 ? 13 : 5 - of % 3 - form;
+    size[1] = form ? 1 + (of + width) % 2 : heads[of % 2][width];
+    size[2] = patches[of] - (form && of % 2); /* odd numbers */
+    size[3] = form ? unfilled[of % 2][width] : 8 << width;
     return 1;
 }
 
@@ -2026,11 +2027,12 @@ static int pieces_size(int index, int64_t *size, int *layout)
 {
     enum { LAYOUTS = 3 };
     static const int64_t sizes[][5] = {
-        {2, 3, 5, 2, 4},   {3, 2, 13, 3, 8},   {2, 1, 42, 2, 16}, {1, 2, 63, 3, 16}, {2, 2, 64, 4, 16}, {2, 1, 65, 2, 32},
-        {1, 3, 130, 3, 5}, {2, 4, 17, 5, 6},   {3, 16, 42, 3, 8}, {1, 1, 200, 7, 9}, {2, 2, 24, 3, 1},  {2, 5, 12, 1, 8},
-        {1, 2, 9, 3, 33},  {1, 1, 500, 2, 24}, {5, 6, 11, 3, 4},  {1, 2, 33, 2, 16}, {2, 2, 100, 3, 4}, {1, 1, 127, 4, 32},
-        {1, 2, 360, 3, 8}, {5, 16, 70, 3, 4},  {2, 6, 31, 2, 32}, {1, 8, 16, 5, 8},  {3, 2, 48, 2, 64}, {1, 8, 64, 16, 8},
-        {2, 5, 42, 16, 8}, {1, 4, 64, 8, 16},  {2, 8, 96, 3, 8},  {2, 3, 112, 2, 16}};
+        {2, 3, 5, 2, 4},   {3, 2, 13, 3, 8},   {2, 1, 42, 2, 16}, {1, 2, 63, 3, 16},  {2, 2, 64, 4, 16}, {2, 1, 65, 2, 32},
+        {1, 3, 130, 3, 5}, {2, 4, 17, 5, 6},   {3, 16, 42, 3, 8}, {1, 1, 200, 7, 9},  {2, 2, 24, 3, 1},  {2, 5, 12, 1, 8},
+        {1, 2, 9, 3, 33},  {1, 1, 500, 2, 24}, {5, 6, 11, 3, 4},  {1, 2, 33, 2, 16},  {2, 2, 100, 3, 4}, {1, 1, 127, 4, 32},
+        {1, 2, 360, 3, 8}, {5, 16, 70, 3, 4},  {2, 6, 31, 2, 32}, {1, 8, 16, 5, 8},   {3, 2, 48, 2, 64}, {1, 8, 64, 16, 8},
+        {2, 5, 42, 16, 8}, {1, 4, 64, 8, 16},  {2, 8, 96, 3, 8},  {2, 3, 112, 2, 16}, {3, 3, 42, 3, 24}, {2, 3, 77, 2, 40},
+        {2, 2, 33, 2, 56}, {1, 3, 63, 5, 24},  {4, 2, 15, 2, 48}, {1, 2, 91, 3, 40}};
     if (index >= LAYOUTS * LENGTH(sizes)) {
         return 0;
     }

@@ -49,7 +49,7 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_co
         const struct place at(p);
         WAY way(p, at);
         const uint32_t chunks_q = WAY::NARROW ? 1 : p.chunks_q, chunks_v = WAY::NARROW ? 1 : p.chunks_v;
-        const uint32_t of_q = way.bytes(chunks_q), of_v = way.bytes(chunks_v);
+        const uint32_t of_q = way.bytes_q(), of_v = way.bytes_v();
         char *const q = shared_memory, *const k = q + of_q, *const v = k + of_q;
         way.begin(q, 2 * of_q + of_v, v + of_v);
         way.bring_q({k, q}, p.k, p.q);
@@ -184,7 +184,7 @@ static __global__ void __launch_bounds__(THREADS) backward_kernel(const __grid_c
         const struct place at(p);
         WAY way(p, at);
         const uint32_t chunks_q = WAY::NARROW ? 1 : p.chunks_q, chunks_v = WAY::NARROW ? 1 : p.chunks_v;
-        const uint32_t of_q = way.bytes(chunks_q), of_v = way.bytes(chunks_v);
+        const uint32_t of_q = way.bytes_q(), of_v = way.bytes_v();
         char *const q = shared_memory, *const k = q + of_q, *const v = k + of_q, *const up = v + of_v;
         /* What dk and dq are added to, if to anything and here; else dk takes the place of mixed, which is read first, and dq that
          * of q. */
@@ -324,7 +324,6 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
     p.heads = (uint32_t)x.heads;
     p.sequences = (uint32_t)sequences;
     p.taken = (uint32_t)share.taken;
-    p.chunks_q = (uint32_t)(x.columns + 7) / 8;
     p.chunks_v = (uint32_t)(x.e + 7) / 8;
     p.tiles = ps_cuda_blocks(share.group * share.taken * TILES, threads / 32);
     p.accumulate = x.accumulate;
@@ -393,6 +392,7 @@ static enum ps_status launch_copied(const struct ps_cuda_context *c, const char 
     p.dk = tensor(x.dk);
     p.dv = tensor(x.dv);
     p.d_mixed = tensor(x.d_mixed);
+    p.chunks_q = (uint32_t)(x.columns + 7) / 8;
     p.e = (uint32_t)x.e;
     p.pieces = (uint32_t)x.pieces;
     p.unit = x.unit;
@@ -403,14 +403,21 @@ static enum ps_status launch_copied(const struct ps_cuda_context *c, const char 
     return launch<by_threads<ROWS, WIDE>, T, TILES, BACKWARD>(c, op, x, share, threads, shared, p);
 }
 
-/* Whether all rows are boxes: heads that fill them, or a half, quarter or eighth, side by side. */
+/* Whether heads fill a row's box, or a half, quarter or eighth, side by side; else each has its own, filled in part. */
+static bool side_by_side(const struct ps_attention_launch &x)
+{
+    return (x.e & (x.e - 1)) == 0;
+}
+
+/* Whether all rows are boxes: heads of whole 16 bytes, of any layout where each has its own. */
 static bool in_boxes(const struct ps_cuda_context *c, const struct ps_attention_launch &x, bool backward)
 {
-    bool fit = c->compute_capability >= 90 && x.unit == 16 && x.e >= 8 && (x.e & (x.e - 1)) == 0;
+    bool fit = c->compute_capability >= 90 && x.unit == 16;
     const struct ps_attention_view *const views[] = {&x.mixed, &x.q, &x.k, &x.v, &x.dq, &x.dk, &x.dv, &x.d_mixed};
     for (int i = 0; i < (backward ? 8 : 4); i++) {
         const struct ps_attention_view &v = *views[i];
-        fit = fit && (v.head == x.e || x.heads == 1) && v.row >= 0 && v.sequence >= 0 && v.piece >= 0;
+        const bool there = side_by_side(x) ? v.head == x.e || x.heads == 1 : v.head >= 0;
+        fit = fit && there && v.row >= 0 && v.sequence >= 0 && v.piece >= 0;
     }
     return fit;
 }
@@ -421,14 +428,16 @@ static enum ps_status map_of(CUtensorMap *map, const struct ps_attention_view &v
 {
     PFN_cuTensorMapEncodeTiled_v12000 encode;
     PS_TRY(ps_tensor_map_encoder(&encode));
-    const cuuint64_t sizes[] = {(cuuint64_t)x.heads * x.e, (cuuint64_t)x.patches, (cuuint64_t)(x.matrices / x.heads),
-                                (cuuint64_t)pieces};
+    const int heads = side_by_side(x) ? 1 : x.heads;
+    const cuuint64_t sizes[] = {(cuuint64_t)(x.heads / heads * x.e), (cuuint64_t)heads, (cuuint64_t)x.patches,
+                                (cuuint64_t)(x.matrices / x.heads), (cuuint64_t)pieces};
     /* What is there once has any stride; a map needs one. */
     const auto stride = [](cuuint64_t size, int64_t elements) { return (cuuint64_t)(size > 1 ? elements * 2 : 16); };
-    const cuuint64_t strides[] = {stride(sizes[1], v.row), stride(sizes[2], v.sequence), stride(sizes[3], v.piece)};
-    const cuuint32_t box[] = {W / 2, ROWS, (cuuint32_t)taken, 1}, every[] = {1, 1, 1, 1};
+    const cuuint64_t strides[] = {stride(sizes[1], v.head), stride(sizes[2], v.row), stride(sizes[3], v.sequence),
+                                  stride(sizes[4], v.piece)};
+    const cuuint32_t box[] = {W / 2, 1, ROWS, (cuuint32_t)taken, 1}, every[] = {1, 1, 1, 1, 1};
     const CUresult result = encode(
-        map, std::is_same<T, ps_bf16>::value ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, v.data, sizes,
+        map, std::is_same<T, ps_bf16>::value ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 5, v.data, sizes,
         strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, W == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
         CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? PS_OK
@@ -436,16 +445,17 @@ static enum ps_status map_of(CUtensorMap *map, const struct ps_attention_view &v
                                             x.patches, x.heads, x.e, (int)result);
 }
 
-/* A head's columns of a row's box of so many bytes, heads side by side in it, and shared memory that a sequence takes. */
+/* A head's columns of a row's box of so many bytes, how many boxes it has, of a piece, heads side by side in one, and shared memory
+ * that a sequence takes. */
 struct box {
-    int columns, group, bytes;
+    int columns, parts, group, bytes;
 };
 
 static struct box box_of(const struct ps_attention_launch &x, int tiles, bool backward, int width)
 {
-    const int columns = std::min(x.e, width / 2), group = std::min(x.heads, width / 2 / columns);
-    const int tensors = tensors_of(backward, false, x.columns / columns, x.e / columns);
-    return {columns, group, tensors * 16 * tiles * width + group * more_bytes(tiles, backward)};
+    const int columns = side_by_side(x) ? std::min(x.e, width / 2) : width / 2, parts = (x.e + columns - 1) / columns;
+    const int group = std::min(x.heads, width / 2 / columns), tensors = tensors_of(backward, false, x.pieces * parts, parts);
+    return {columns, parts, group, tensors * 16 * tiles * width + group * more_bytes(tiles, backward)};
 }
 
 static int tiles_of(const struct ps_attention_launch &x)
@@ -459,8 +469,10 @@ static int width_of(const struct ps_cuda_context *c, const struct ps_attention_l
     /* A multiprocessor is to hold two blocks: of many pieces a box's heads may take more. */
     const int most = std::min(c->shared_bytes - (int)sizeof(uint64_t), 112 << 10);
     const auto fit = [&](int width) { return box_of(x, tiles_of(x), backward, width).bytes <= most; };
-    /* Rows of 128 bytes cost L2 least; backward of narrow heads has too few blocks at once then. */
-    const bool wide = x.e >= 64 || (x.heads * x.e % 64 == 0 && (!backward || x.e >= 32) && fit(128));
+    /* Rows of 128 bytes cost L2 least; backward of narrow heads has too few blocks at once then. Boxes that a head does not fill
+     * are as narrow as leaves the least of them empty. */
+    const bool wide =
+        side_by_side(x) && x.e <= 32 ? x.heads * x.e % 64 == 0 && (!backward || x.e == 32) && fit(128) : (x.e + 31) / 32 % 2 == 0;
     return !in_boxes(c, x, backward) || !fit(wide ? 128 : 64) ? 0 : wide ? 128 : 64;
 }
 
@@ -494,7 +506,13 @@ static enum ps_status launch_boxed(const struct ps_cuda_context *c, const char *
     for (int i = 0; i < (BACKWARD ? 8 : 4); i++) {
         PS_TRY((map_of<T, ROWS, W>(all[i].map, *all[i].view, x, all[i].pieces, share.taken)));
     }
+    /* A piece begins a part: between pieces the products take what is not filled along. */
+    p.chunks_q = (uint32_t)((x.pieces - 1) * box.parts * box.columns + x.e) / 8;
+    p.parts_q = (uint32_t)(x.pieces * box.parts);
+    p.parts_v = (uint32_t)box.parts;
     p.e = (uint32_t)x.e;
+    p.along = side_by_side(x) ? p.e : 0;
+    p.apart = !side_by_side(x);
     for (p.shift = 0; 8 << p.shift < box.columns; p.shift++) {
     }
     p.part = (uint32_t)(share.taken * ROWS * W);

@@ -103,10 +103,13 @@ template <int ROWS, bool WIDE> struct by_threads {
         const bool there = line < p.step_sequences * p.step_rows && at.head + head < p.heads;
         sequence = there ? line / ROWS : p.taken;
     }
-    /* Of a tensor of so many chunks. */
-    __device__ __forceinline__ uint32_t bytes(uint32_t chunks) const
+    __device__ __forceinline__ uint32_t bytes_q() const
     {
-        return at.matrices * chunks * p.chunk;
+        return at.matrices * p.chunks_q * p.chunk;
+    }
+    __device__ __forceinline__ uint32_t bytes_v() const
+    {
+        return at.matrices * p.chunks_v * p.chunk;
     }
     /* From a row of the warp's matrix on. */
     __device__ __forceinline__ struct ps_chunked tile(const char *all, uint32_t chunks, const struct tiles<ROWS / 16> &own,
@@ -232,10 +235,11 @@ template <int ROWS, bool WIDE> struct by_threads {
 /* ---- rows by the copy engine: boxes of W bytes by all rows ---- */
 
 struct boxed : short16 {
-    CUtensorMap mixed, q, k, v, dq, dk, dv, d_mixed;
+    CUtensorMap mixed, q, k, v, dq, dk, dv, d_mixed; /* [columns, heads, N, S, pieces]; of one head if all are side by side */
+    uint32_t parts_q, parts_v, part;                 /* parts of a tensor, and bytes of the block's boxes of one */
     uint32_t e;
-    uint32_t shift; /* chunks of a head in a box: 2^shift */
-    uint32_t part;  /* bytes of the block's boxes of one part */
+    uint32_t shift;        /* chunks of a head in a box: 2^shift */
+    uint32_t along, apart; /* from head to head of the map's first coordinate, or of its second */
 };
 
 /* A tensor lies part by part: of each the block's sequences, rows of W bytes. NARROW: q, k and v have one part, of heads of 8. */
@@ -249,13 +253,13 @@ template <int ROWS, int W, bool IS_NARROW> struct by_boxes {
     __device__ __forceinline__ by_boxes(const struct boxed &told, const struct place &here) : p(told), at(here)
     {
     }
-    __device__ __forceinline__ uint32_t parts(uint32_t chunks) const
+    __device__ __forceinline__ uint32_t bytes_q() const
     {
-        return NARROW ? 1 : chunks >> p.shift;
+        return NARROW ? p.part : p.parts_q * p.part;
     }
-    __device__ __forceinline__ uint32_t bytes(uint32_t chunks) const
+    __device__ __forceinline__ uint32_t bytes_v() const
     {
-        return parts(chunks) * p.part;
+        return NARROW ? p.part : p.parts_v * p.part;
     }
     __device__ __forceinline__ ps_boxed<W> tile(const char *all, uint32_t, const struct tiles<ROWS / 16> &own, uint32_t row0) const
     {
@@ -274,13 +278,14 @@ template <int ROWS, int W, bool IS_NARROW> struct by_boxes {
             ps_mbarrier_expect(barrier, bytes);
         }
     }
-    /* One thread: `act` with each part of a tensor, its place and coordinates. */
-    template <class F> __device__ __forceinline__ void each(const char *all, uint32_t chunks, F act) const
+    /* One thread: `act` with each part of a tensor, its place and coordinates but for the row. */
+    template <class F> __device__ __forceinline__ void each(const char *all, uint32_t parts, F act) const
     {
         if (threadIdx.x == 0) {
 #pragma unroll 1
-            for (uint32_t i = 0, column = 0, piece = 0; i < parts(chunks); i++) {
-                act(ps_shared_address(all) + i * p.part, (int)(at.head * p.e + column), (int)at.sequence, (int)piece);
+            for (uint32_t i = 0, column = 0, piece = 0; i < (NARROW ? 1 : parts); i++) {
+                act(ps_shared_address(all) + i * p.part, (int)(at.head * p.along + column), NARROW ? 0 : (int)(at.head * p.apart),
+                    (int)at.sequence, (int)piece);
                 column += W / 2;
                 if (NARROW || column >= p.e) {
                     column = 0;
@@ -289,20 +294,20 @@ template <int ROWS, int W, bool IS_NARROW> struct by_boxes {
             }
         }
     }
-    __device__ __forceinline__ void bring(char *to, const CUtensorMap &map, uint32_t chunks) const
+    __device__ __forceinline__ void bring(char *to, const CUtensorMap &map, uint32_t parts) const
     {
-        each(to, chunks, [&](uint32_t box, int column, int sequence, int piece) {
-            ps_tensor_copy4(box, &map, column, 0, sequence, piece, barrier);
+        each(to, parts, [&](uint32_t box, int column, int head, int sequence, int piece) {
+            ps_tensor_copy5(box, &map, column, head, 0, sequence, piece, barrier);
         });
     }
     __device__ __forceinline__ void bring_q(char *const (&to)[2], const CUtensorMap &a, const CUtensorMap &b) const
     {
-        bring(to[0], a, p.chunks_q);
-        bring(to[1], b, p.chunks_q);
+        bring(to[0], a, p.parts_q);
+        bring(to[1], b, p.parts_q);
     }
     __device__ __forceinline__ void bring_v(char *to, const CUtensorMap &map) const
     {
-        bring(to, map, p.chunks_v);
+        bring(to, map, p.parts_v);
     }
     __device__ __forceinline__ void wait() const
     {
@@ -320,24 +325,24 @@ template <int ROWS, int W, bool IS_NARROW> struct by_boxes {
             ps_bulk_wait_read();
         }
     }
-    template <bool ADD> __device__ __forceinline__ void put(const CUtensorMap &map, const char *from, uint32_t chunks) const
+    template <bool ADD> __device__ __forceinline__ void put(const CUtensorMap &map, const char *from, uint32_t parts) const
     {
-        each(from, chunks, [&](uint32_t box, int column, int sequence, int piece) {
-            const auto store = ADD ? ps_tensor_add4 : ps_tensor_store4;
-            store(&map, box, column, 0, sequence, piece);
+        each(from, parts, [&](uint32_t box, int column, int head, int sequence, int piece) {
+            const auto store = ADD ? ps_tensor_add5 : ps_tensor_store5;
+            store(&map, box, column, head, 0, sequence, piece);
         });
     }
     template <typename T> __device__ __forceinline__ void put_q(const CUtensorMap &map, const char *from) const
     {
         if (p.accumulate) {
-            put<true>(map, from, p.chunks_q);
+            put<true>(map, from, p.parts_q);
         } else {
-            put<false>(map, from, p.chunks_q);
+            put<false>(map, from, p.parts_q);
         }
     }
     template <typename T> __device__ __forceinline__ void put_v(const CUtensorMap &map, const char *from, uint32_t) const
     {
-        put<false>(map, from, p.chunks_v);
+        put<false>(map, from, p.parts_v);
     }
 };
 

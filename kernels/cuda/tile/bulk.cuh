@@ -138,20 +138,32 @@ static __device__ __forceinline__ void ps_tensor_copy4(uint32_t to, const CUtens
                  : "memory");
 }
 
-/* A box of shared memory, published, to such a tensor, in the thread's group of stores. */
-static __device__ __forceinline__ void ps_tensor_store4(const CUtensorMap *map, uint32_t from, int i0, int i1, int i2, int i3)
+/* Of a five-dimensional one. */
+static __device__ __forceinline__ void ps_tensor_copy5(uint32_t to, const CUtensorMap *map, int i0, int i1, int i2, int i3, int i4,
+                                                       uint32_t barrier)
 {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(from),
-                 "r"(i0), "r"(i1), "r"(i2), "r"(i3)
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, "
+                 "%6}], [%7];" ::"r"(to),
+                 "l"(map), "r"(i0), "r"(i1), "r"(i2), "r"(i3), "r"(i4), "r"(barrier)
+                 : "memory");
+}
+
+/* A box of shared memory, published, to such a tensor, in the thread's group of stores. */
+static __device__ __forceinline__ void ps_tensor_store5(const CUtensorMap *map, uint32_t from, int i0, int i1, int i2, int i3,
+                                                        int i4)
+{
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
+                 "r"(from), "r"(i0), "r"(i1), "r"(i2), "r"(i3), "r"(i4)
                  : "memory");
 }
 
 /* The same, added to what is there, elements of the map's type: by L2, each sum rounded. */
-static __device__ __forceinline__ void ps_tensor_add4(const CUtensorMap *map, uint32_t from, int i0, int i1, int i2, int i3)
+static __device__ __forceinline__ void ps_tensor_add5(const CUtensorMap *map, uint32_t from, int i0, int i1, int i2, int i3, int i4)
 {
-    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
-                 "r"(from), "r"(i0), "r"(i1), "r"(i2), "r"(i3)
-                 : "memory");
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
+        "r"(from), "r"(i0), "r"(i1), "r"(i2), "r"(i3), "r"(i4)
+        : "memory");
 }
 
 static __device__ __forceinline__ void ps_bulk_commit()
