@@ -30,7 +30,7 @@ struct norm {
 };
 
 /* Warpgroups: SUM's sums over rows want registers. */
-template <int N, enum ps_finish FINISH> static constexpr int most_crews = FINISH == PS_FINISH_SUM &&N > 32 ? 3 : CREWS;
+template <int N, enum ps_finish FINISH> static constexpr int most_crews = FINISH == PS_FINISH_SUM ? (N > 32 ? 3 : CREWS) : CREWS;
 
 /* What a lane has of a warp's 16 rows: of two, 8 neighbouring columns of each group of 32. */
 template <int N> struct lane_part {
@@ -89,8 +89,9 @@ template <int N, bool ACROSS> static __device__ __forceinline__ void spread_colu
 
 /* at: the lane's first element. */
 template <typename T, int N, enum ps_finish FINISH>
-static __device__ __forceinline__ struct beside_rows<N> fetch_rows(const struct call &x, const struct norm &norm,
-                                                                   const struct corner &corner, int64_t at, int64_t row0) {
+static __device__ __forceinline__ beside_rows<N> fetch_rows(const struct call &x, const struct norm &norm,
+                                                            const struct corner &corner, int64_t at, int64_t row0)
+{
     using own = lane_part<N>;
     struct beside_rows<N> b;
 #pragma unroll
@@ -120,8 +121,7 @@ static __device__ __forceinline__ struct beside_rows<N> fetch_rows(const struct 
 }
 
 /* 16 bytes at once, which the compiler sometimes takes apart. */
-template <typename T>
-static __device__ __forceinline__ void put(T *to, const eight &from)
+template <typename T> static __device__ __forceinline__ void put(T *to, const eight &from)
 {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(from.words.x), "r"(from.words.y), "r"(from.words.z),
                  "r"(from.words.w)
@@ -377,7 +377,7 @@ static __device__ __forceinline__ void leave_sums(const struct call &x, const st
 }
 
 template <typename T, int N, enum ps_finish FINISH>
-static __global__ void __launch_bounds__(most_crews<N, FINISH> *GROUP, 1)
+static __global__ void __launch_bounds__((most_crews<N, FINISH>)*GROUP, 1)
     norm_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                 const __grid_constant__ struct call x, const __grid_constant__ struct norm norm)
 {
