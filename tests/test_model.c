@@ -1233,8 +1233,8 @@ START_TEST(levels_cuda)
 }
 END_TEST
 
-/* Level layer against the double reference, at sizes of both families of kernels and at their limits; the 8,700 sequences are more
- * than the GPU's blocks take at once. */
+/* Level layer against the double reference, at sizes of both families of kernels and at their limits, and with heads that the
+ * streamed one pads; the 8,700 sequences are more than the GPU's blocks take at once. */
 static const struct ps_model_shape fused_shapes[] = {
     {.channels = 97,
      .seq_len = 37,
@@ -1344,6 +1344,42 @@ static const struct ps_model_shape fused_shapes[] = {
      .n_layers = 1,
      .dropout = 0.2,
      .revin = 0},
+    {.channels = 3,
+     .seq_len = 336,
+     .pred_len = 1,
+     .patch_len = 16,
+     .stride = 8,
+     .pad_end = 1,
+     .d_model = 96,
+     .n_heads = 8,
+     .d_ff = 192,
+     .n_layers = 1,
+     .dropout = 0.2,
+     .revin = 1},
+    {.channels = 3,
+     .seq_len = 39,
+     .pred_len = 1,
+     .patch_len = 3,
+     .stride = 1,
+     .pad_end = 0,
+     .d_model = 104,
+     .n_heads = 4,
+     .d_ff = 104,
+     .n_layers = 2,
+     .dropout = 0.1,
+     .revin = 1},
+    {.channels = 5,
+     .seq_len = 64,
+     .pred_len = 1,
+     .patch_len = 4,
+     .stride = 4,
+     .pad_end = 0,
+     .d_model = 48,
+     .n_heads = 12,
+     .d_ff = 64,
+     .n_layers = 1,
+     .dropout = 0,
+     .revin = 1},
     {.channels = 4,
      .seq_len = 128,
      .pred_len = 1,
@@ -1495,6 +1531,8 @@ static const struct ps_model_shape many_shapes[] = {
     {TWENTY_ONE(450, 40, 5, 40, 5), .dropout = 0.2},   /* counts used again: ten launches each way */
     {TWENTY_ONE(1000, 40, 5, 512, 3), .dropout = 0.2}, /* an odd number of chunks, counted */
     {TWENTY_ONE(400, 40, 5, 40, 1), .dropout = 0.2},   /* a pass of two launches */
+    {TWENTY_ONE(400, 96, 4, 72, 3), .dropout = 0.2},   /* padded heads, of 24 columns */
+    {TWENTY_ONE(130, 72, 8, 40, 2), .dropout = 0.2},   /* and of 9 */
 };
 enum { MANY_SHAPES = sizeof many_shapes / sizeof *many_shapes };
 
@@ -2205,15 +2243,16 @@ START_TEST(head_beside_cuda)
 }
 END_TEST
 
-/* A whole step at every size that kernels are compiled for: d_model, heads' widths, tiles of a sequence, with and without dropout,
- * patches and horizons of every kind; against level gemm in fp32. 0: no more; negative: left out with PS_TEST_SMALL. */
+/* A whole step at every size that kernels are compiled for: d_model, heads' widths, padded ones too, tiles of a sequence, with and
+ * without dropout, patches and horizons of every kind; against level gemm in fp32. 0: no more; negative: left out with
+ * PS_TEST_SMALL. */
 static int instance_shape(int index, struct ps_model_shape *shape)
 {
     static const struct {
         int d_model, head, d_ff; /* the last three: of kernels for these sizes alone, with dropout and without */
-    } widths[] = {{16, 4, 48},    {16, 16, 128},  {32, 8, 96},  {32, 16, 64}, {64, 8, 192},  {64, 4, 64},
-                  {64, 16, 192},  {64, 32, 256},  {96, 8, 200}, {96, 16, 96}, {96, 32, 136}, {128, 8, 256},
-                  {128, 16, 128}, {128, 32, 384}, {64, 8, 256}, {16, 4, 128}, {64, 16, 128}, {64, 16, 256}};
+    } widths[] = {{16, 4, 48},   {16, 16, 128}, {32, 8, 96},    {32, 16, 64},  {64, 8, 192},  {64, 4, 64},    {64, 16, 192},
+                  {64, 32, 256}, {96, 8, 200},  {96, 16, 96},   {96, 32, 136}, {128, 8, 256}, {128, 16, 128}, {128, 32, 384},
+                  {48, 6, 96},   {80, 20, 64},  {112, 28, 136}, {64, 8, 256},  {16, 4, 128},  {64, 16, 128},  {64, 16, 256}};
     static const struct {
         int seq_len, patch_len, stride; /* 5, 23, 42 and 60 patches */
     } windows[] = {{24, 8, 4}, {205, 25, 8}, {336, 16, 8}, {60, 1, 1}};

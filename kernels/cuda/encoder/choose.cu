@@ -6,9 +6,8 @@
  *     precision    shape                                     kernels                          calls take, at most
  *     bf16, fp16   d 16, e 4, f 128, N 33 to 48              resident/d16_e4_f128.cu          embedding, loss
  *                  d 64, e 16, f 128 or 256, N up to 16      resident/d64_short.cu            embedding, loss, update
- *                  d up to 32, or N up to 16                 resident/resident.cuh            embedding
- *                  d up to 128, N up to 64                   streamed/real16.cuh              layers
- *                  d 64, e 4, which that refuses             resident/resident.cuh            embedding
+ *                  d up to 32, N up to 16, or d 64 and e 4   resident/resident.cuh            embedding
+ *                  d up to 128, e up to 32, N up to 64       streamed/real16.cuh              layers
  *                  the paper's: d 16, e 4, BatchNorm         resident/d16_halves.cu           embedding, loss
  *     tf32         d 64, e 16, f 128 or 256, N up to 16      resident/d64_short_tf32.cu       layers
  */
@@ -19,9 +18,10 @@
 #include "kernels/cuda/encoder/request.cuh"
 #include "kernels/cuda/tile/windows.cuh"
 
+/* Where streamed kernels are asked behind resident ones; elsewhere before them. */
 static bool narrow_or_short(const struct ps_encoder_request *r)
 {
-    return r->d_model <= 32 || r->patches <= 16;
+    return r->d_model <= 32 || r->patches <= 16 || r->d_model < 8 * r->n_heads;
 }
 
 static bool wide_and_long(const struct ps_encoder_request *r)

@@ -41,6 +41,9 @@
  * finished (real16_tile.cuh); dropout only clears halves of packed words, by masks made of its bits; Philox takes its keys from the
  * arguments and begins with what a site's draws have in common; descriptors of products advance by one instruction.
  *
+ * Heads of other widths than 8, 16 and 32 are padded to the next of these: where they make q, k, v and merged wider than d, forward
+ * begins with copies of W_qkv, W_o and the vectors that have zeros there, and weights' gradients are added up without those places.
+ *
  * Dropout's bits are drawn in forward. Sums over rows are taken in a fixed order: the only atomic additions are of one thread.
  *
  * Here are the launches and the plan of the workspace. The kernels are in real16_forward.cuh, real16_backward.cuh and
@@ -69,11 +72,11 @@ struct layer {
     void *residual;               /* real16 [S, N, d]: r. Forward: =; backward reads it */
     float *softmax;               /* fp32 [S, h, N]: log2 of each query's sum of exponentials. Forward: =; backward reads it */
     void *kept;                   /* dropout's draws, a bit an element. Forward: =; backward reads it */
-    const void *w_qkv;            /* real16 [d, 3d] */
-    const void *w_o;              /* real16 [d, d] */
+    const void *w_qkv;            /* real16 [d, 3a] */
+    const void *w_o;              /* real16 [a, d] */
     const void *w_1;              /* real16 [d, f] */
     const void *w_2;              /* real16 [f, d] */
-    struct layer_vectors vectors; /* fp32 */
+    struct layer_vectors vectors; /* fp32; b_qkv [3a], the others but b_1 [a] */
     const struct ps_cuda_context *context;
 };
 
@@ -88,16 +91,35 @@ static int64_t tiles_of(const struct layer *l)
     return (l->sequences + group_of(l) - 1) / group_of(l);
 }
 
+/* e: columns of a head. */
+static int head_of(const struct layer *l)
+{
+    return (int)(l->d_model / l->n_heads);
+}
+
+/* 2^bits are the columns that a head takes of q, k, v and merged: 8, 16 or 32. */
+static int head_bits_of(const struct layer *l)
+{
+    return head_of(l) <= 8 ? 3 : head_of(l) <= 16 ? 4 : 5;
+}
+
+/* a: columns of q, k, v and merged; more than d where heads' weights are padded. */
+static int64_t width_of(const struct layer *l)
+{
+    return l->n_heads << head_bits_of(l);
+}
+
 static enum ps_status supported(const struct layer *l)
 {
-    const int64_t d = l->d_model, e = l->n_heads > 0 && d % l->n_heads == 0 ? d / l->n_heads : 0;
-    if (d > D || d % 8 || l->d_ff > MAX_F || l->d_ff % 8 || l->patches > 64 || (e != 8 && e != 16 && e != 32) ||
-        l->sequences * l->patches > INT32_MAX / 2) {
+    const int64_t d = l->d_model;
+    if (d > D || d % 8 || l->d_ff > MAX_F || l->d_ff % 8 || l->patches > 64 || l->n_heads < 1 || d % l->n_heads ||
+        head_of(l) > 32 || width_of(l) > D || l->sequences * l->patches > INT32_MAX / 2) {
         return ps_fail(
             PS_UNSUPPORTED,
             "encoder layer on chip: d_model %lld, n_heads %lld, d_ff %lld, %lld patches of %lld sequences: d_model up to %d "
-            "and d_ff up to %d (multiples of 8), heads of 8, 16 or 32, and up to 64 patches fit",
-            (long long)d, (long long)l->n_heads, (long long)l->d_ff, (long long)l->patches, (long long)l->sequences, D, MAX_F);
+            "and d_ff up to %d (multiples of 8), heads of up to 32 columns, each padded to 8, 16 or 32, that are %d together, and "
+            "up to 64 patches fit",
+            (long long)d, (long long)l->n_heads, (long long)l->d_ff, (long long)l->patches, (long long)l->sequences, D, MAX_F, D);
     }
     if (l->context->shared_bytes < BACKWARD_BYTES) {
         return ps_fail(PS_UNSUPPORTED, "encoder layer on chip: needs %d bytes of shared memory a block, the device has %d",
@@ -146,20 +168,21 @@ static float w_2_scale_of(const struct layer *l)
 static enum ps_status arguments_of(const struct layer *l, struct arguments *arguments)
 {
     struct arguments p = {};
-    PS_TRY(weight_map(&p.weights[WEIGHT_QKV], l->w_qkv, l->d_model, 3, l->d_model));
-    PS_TRY(weight_map(&p.weights[WEIGHT_O], l->w_o, l->d_model, 1, l->d_model));
+    PS_TRY(weight_map(&p.weights[WEIGHT_QKV], l->w_qkv, l->d_model, 3, width_of(l)));
+    PS_TRY(weight_map(&p.weights[WEIGHT_O], l->w_o, width_of(l), 1, l->d_model));
     PS_TRY(weight_map(&p.weights[WEIGHT_1], l->w_1, l->d_model, 1, l->d_ff));
     PS_TRY(weight_map(&p.weights[WEIGHT_2], l->w_2, l->d_ff, 1, l->d_model));
     p.sequences = (int)l->sequences;
     p.N = (int)l->patches;
     p.d = (int)l->d_model;
+    p.a = (int)width_of(l);
     p.heads = (int)l->n_heads;
     p.by_heads = ps_divisor_make(l->n_heads);
     p.f = (int)l->d_ff;
     p.group = group_of(l);
     p.epsilon = l->epsilon;
     p.per = 1.0f / (float)l->d_model;
-    p.scale = 1.0f / sqrtf((float)(l->d_model / l->n_heads));
+    p.scale = 1.0f / sqrtf((float)head_of(l));
     p.attention = l->attention;
     p.hidden = l->hidden;
     p.output = l->output;
@@ -213,14 +236,14 @@ static struct turn turn_of(unsigned *ended, bool few, int64_t n, int64_t launche
 typedef void forward_kernel(const struct arguments);
 typedef void backward_kernel(const struct arguments, const struct gradient_arguments);
 
-/* By heads of 8, 16 and 32 columns (8, 16 and 32 divided by 16 are the rows), and sequences of up to 16, 32, 48 and 64 patches. */
+/* By heads of up to 8, 16 and 32 columns, and sequences of up to 16, 32, 48 and 64 patches. */
 static forward_kernel *forward_of(const struct layer *l)
 {
     static forward_kernel *const kernels[3][4] = {
         {layer_forward<1, 8>, layer_forward<2, 8>, layer_forward<3, 8>, layer_forward<4, 8>},
         {layer_forward<1, 16>, layer_forward<2, 16>, layer_forward<3, 16>, layer_forward<4, 16>},
         {layer_forward<1, 32>, layer_forward<2, 32>, layer_forward<3, 32>, layer_forward<4, 32>}};
-    return kernels[l->d_model / l->n_heads / 16][(l->patches - 1) / 16];
+    return kernels[head_bits_of(l) - 3][(l->patches - 1) / 16];
 }
 
 static backward_kernel *backward_of(const struct layer *l)
@@ -229,7 +252,7 @@ static backward_kernel *backward_of(const struct layer *l)
         {layer_backward<1, 8>, layer_backward<2, 8>, layer_backward<3, 8>, layer_backward<4, 8>},
         {layer_backward<1, 16>, layer_backward<2, 16>, layer_backward<3, 16>, layer_backward<4, 16>},
         {layer_backward<1, 32>, layer_backward<2, 32>, layer_backward<3, 32>, layer_backward<4, 32>}};
-    return kernels[l->d_model / l->n_heads / 16][(l->patches - 1) / 16];
+    return kernels[head_bits_of(l) - 3][(l->patches - 1) / 16];
 }
 
 static enum ps_status shared_bytes(const void *kernel, int bytes)
@@ -437,6 +460,8 @@ static enum ps_status backward_layer(const struct layer *l, void *du, const void
     }
     struct gradient_arguments g = gradients_of(l, plan, w, l->layers * plan.chunks - 1, true);
     g.gradients = *gradients;
+    g.e = head_of(l);
+    g.head_bits = head_bits_of(l);
     g.attention_scale = l->attention.scale;
     g.output_scale = l->output.scale;
     g.w_2_scale = w_2_scale_of(l);
@@ -493,6 +518,21 @@ static struct layer sizes_of(const struct ps_kernels *k, const struct ps_encoder
     return l;
 }
 
+/* Bytes of a layer's padded weights (struct padding), with which the workspace begins; 0: none are needed. */
+static int64_t copy_bytes_of(const struct layer *l)
+{
+    const int64_t a = width_of(l);
+    return a == l->d_model ? 0 : (4 * a * (2 * l->d_model + PADDED_VECTORS) + 255) / 256 * 256;
+}
+
+static struct layer_vectors vectors_of(const struct ps_encoder_request *r, int64_t layer)
+{
+    const struct ps_encoder_layout *at = &r->offsets;
+    const float *p = r->parameters + layer * at->vector_stride;
+    return {p + at->ln1_gamma, p + at->ln1_beta, p + at->b_qkv, p + at->b_o,
+            p + at->ln2_gamma, p + at->ln2_beta, p + at->b_1,   p + at->b_2};
+}
+
 static struct layer layer_of(const struct ps_kernels *k, const struct ps_encoder_request *r, int64_t layer)
 {
     const struct ps_encoder_layout *at = &r->offsets;
@@ -511,10 +551,41 @@ static struct layer layer_of(const struct ps_kernels *k, const struct ps_encoder
     l.w_o = weights + 2 * (at->w_o + matrix);
     l.w_1 = weights + 2 * (at->w_1 + matrix);
     l.w_2 = weights + 2 * (at->w_2 + matrix);
-    const float *p = r->parameters + layer * at->vector_stride;
-    l.vectors = {p + at->ln1_gamma, p + at->ln1_beta, p + at->b_qkv, p + at->b_o,
-                 p + at->ln2_gamma, p + at->ln2_beta, p + at->b_1,   p + at->b_2};
+    l.vectors = vectors_of(r, layer);
+    if (copy_bytes_of(&l)) {
+        const char *const copy = (const char *)r->workspace + layer * copy_bytes_of(&l);
+        const int64_t a = width_of(&l), matrix = 2 * a * l.d_model;
+        const float *const v = (const float *)(copy + 4 * matrix);
+        l.w_qkv = copy;
+        l.w_o = copy + 3 * matrix;
+        l.vectors = {v, v + a, v + 2 * a, v + 5 * a, v + 6 * a, v + 7 * a, l.vectors.b_1, v + 8 * a};
+    }
     return l;
+}
+
+/* The copies, if there are to be any. */
+static enum ps_status pad_weights(const struct ps_kernels *k, const struct ps_encoder_request *r)
+{
+    const struct ps_encoder_layout *at = &r->offsets;
+    const struct layer l = sizes_of(k, r);
+    if (!copy_bytes_of(&l)) {
+        return PS_OK;
+    }
+    const struct padding p = {(const real16 *)r->weights + at->w_qkv,
+                              (const real16 *)r->weights + at->w_o,
+                              vectors_of(r, 0),
+                              at->matrix_stride,
+                              at->vector_stride,
+                              (char *)r->workspace,
+                              copy_bytes_of(&l),
+                              (int)l.d_model,
+                              (int)width_of(&l),
+                              head_of(&l),
+                              head_bits_of(&l)};
+    const int64_t elements = width_of(&l) * (4 * l.d_model + PADDED_VECTORS);
+    ps_cuda_launch(l.context, pad_heads, dim3(ps_cuda_blocks(elements, PAD_THREADS), (unsigned)l.layers), PAD_THREADS, 0, p);
+    l.context->ordered = true; /* blocks ask for weights before they wait */
+    return ps_cuda_check(cudaGetLastError(), "encoder layer, padded weights");
 }
 
 /* As measured (docs/benchmarks.md). A row costs the same whatever d is, and the backward kernel of wider heads has too few
@@ -522,7 +593,7 @@ static struct layer layer_of(const struct ps_kernels *k, const struct ps_encoder
  * multiprocessors idle. */
 static bool is_slower(const struct layer *l)
 {
-    const int64_t tiles = tiles_of(l), all = l->context->multiprocessors, e = l->d_model / l->n_heads;
+    const int64_t tiles = tiles_of(l), all = l->context->multiprocessors, e = 1 << head_bits_of(l);
     const bool few = tiles<(all + 4) / 5, many = tiles> all;
     return few || l->d_model <= 64 || (e > 16 && l->patches > 48) || (many && l->d_model <= (e > 8 ? 88 : 72));
 }
@@ -548,13 +619,14 @@ static size_t streamed_workspace_bytes(const struct ps_kernels *k, const struct 
                                        const struct ps_encoder_plan *)
 {
     const struct layer l = sizes_of(k, r);
-    return plan_of(&l).bytes;
+    return (size_t)(l.layers * copy_bytes_of(&l)) + plan_of(&l).bytes;
 }
 
 static enum ps_status streamed_forward(const struct ps_kernels *k, const struct ps_encoder_request *r,
                                        const struct ps_encoder_plan *)
 {
     const int64_t rows = r->sequences * r->patches * r->d_model;
+    PS_TRY(pad_weights(k, r));
     for (int64_t layer = 0; layer < r->layers; layer++) {
         const struct layer l = layer_of(k, r, layer);
         PS_TRY(forward_layer(&l, (char *)r->u + 2 * (layer + 1) * rows));
@@ -573,7 +645,8 @@ static enum ps_status streamed_backward(const struct ps_kernels *k, const struct
                                           vector + at->ln1_gamma, vector + at->ln1_beta, vector + at->b_qkv, vector + at->b_o,
                                           vector + at->ln2_gamma, vector + at->ln2_beta, vector + at->b_1,   vector + at->b_2,
                                           at->matrix_stride,      at->vector_stride};
-        PS_TRY(backward_layer(&l, r->du, layer == r->layers - 1 ? r->dy : r->du, &g, r->workspace));
+        PS_TRY(backward_layer(&l, r->du, layer == r->layers - 1 ? r->dy : r->du, &g,
+                              (char *)r->workspace + r->layers * copy_bytes_of(&l)));
     }
     return PS_OK;
 }

@@ -141,6 +141,7 @@ struct arguments {
     bool last_norms;  /* the launch adds warp_sums up to norm_sums */
     int norm_blocks;  /* blocks from this one on always do that: later launches do not have them */
     struct turn turn;
+    int a; /* columns of q, k, v and merged, heads times 8, 16 or 32, and of all vectors but b_1 */
 };
 
 /* ---- products of a warpgroup, sums += a b: 64 rows times 8 NT columns, 16 deep, a right operand with ACROSS read across its
@@ -332,29 +333,34 @@ static __device__ __forceinline__ void turn_end(const struct turn &t, bool waits
     }
 }
 
+/* Number `vector` of the vectors as they stand in shared memory; columns: of each part of b_qkv. */
+static __device__ __forceinline__ const float *vector_at(const struct layer_vectors &v, int vector, int columns)
+{
+    return vector == LN1_GAMMA / D   ? v.ln1_gamma
+           : vector == LN1_BETA / D  ? v.ln1_beta
+           : vector < B_O / D        ? v.b_qkv + (vector - B_QKV / D) * columns
+           : vector == B_O / D       ? v.b_o
+           : vector == LN2_GAMMA / D ? v.ln2_gamma
+           : vector == LN2_BETA / D  ? v.ln2_beta
+           : vector == B_2 / D       ? v.b_2
+                                     : v.b_1;
+}
+
 /* The layer's vectors to shared memory, those of W_1's operand and sums times GELU_SCALE, the branches' biases times dropout's
  * scale. All are asked for before the first is stored, so that their latencies overlap. */
 static __device__ __forceinline__ void load_vectors(const struct arguments &p, float *vectors)
 {
     constexpr int EACH = (VECTORS + THREADS - 1) / THREADS;
-    const struct layer_vectors &v = p.vectors;
     float x[EACH];
 #pragma unroll
     for (int k = 0; k < EACH; k++) {
         const int i = threadIdx.x + k * THREADS, vector = at_most(i / D, B_1 / D), place = i - vector * D;
-        const float *from = vector == LN1_GAMMA / D   ? v.ln1_gamma
-                            : vector == LN1_BETA / D  ? v.ln1_beta
-                            : vector < B_O / D        ? v.b_qkv + (vector - B_QKV / D) * p.d
-                            : vector == B_O / D       ? v.b_o
-                            : vector == LN2_GAMMA / D ? v.ln2_gamma
-                            : vector == LN2_BETA / D  ? v.ln2_beta
-                            : vector == B_2 / D       ? v.b_2
-                                                      : v.b_1;
+        const float *from = vector_at(p.vectors, vector, p.a);
         const float scale = vector == B_O / D                                                        ? p.attention.scale
                             : vector == B_2 / D                                                      ? p.output.scale
                             : vector == LN2_GAMMA / D || vector == LN2_BETA / D || vector == B_1 / D ? GELU_SCALE
                                                                                                      : 1.0f;
-        x[k] = place < (vector == B_1 / D ? p.f : p.d) ? scale * from[place] : 0.0f;
+        x[k] = place < (vector == B_1 / D ? p.f : p.a) ? scale * from[place] : 0.0f;
     }
 #pragma unroll
     for (int k = 0; k < EACH; k++) {

@@ -1,5 +1,6 @@
 /* Weights' and biases' gradients of encoder/streamed/real16.cuh: products of the operands that backward has written, over rows, and
- * the kernels that form the last of them and add all partial sums up, with LayerNorm's. */
+ * the kernels that form the last of them and add all partial sums up, with LayerNorm's. And the copy of weights whose heads have
+ * other widths than the kernels' heads. */
 #ifndef PS_KERNELS_CUDA_ENCODER_REAL16_WEIGHTS_CUH
 #define PS_KERNELS_CUDA_ENCODER_REAL16_WEIGHTS_CUH
 
@@ -72,6 +73,7 @@ struct gradient_arguments {
     bool first_beside;
     int most_slices, most_blocks, norm_blocks[2][2];
     const float *norm_sums; /* [layers from the last][2][most_blocks][NORM_SUMS] */
+    int e, head_bits;       /* own_column's; add_gradients only */
 };
 
 /* Never fewer than pairs. */
@@ -205,6 +207,14 @@ static __global__ void __launch_bounds__(THREADS, 1) weight_gradients(const __gr
     gradient_block(p, turn{}, shared, blockIdx.x);
 }
 
+/* A head of e columns takes 2^bits of q, k, v and merged, 8, 16 or 32, of which those beyond e are zero. Where such a column is
+ * among the d of a parameter: at least d if nowhere. */
+static __device__ __forceinline__ int own_column(int column, int e, int bits)
+{
+    const int within = column & ((1 << bits) - 1);
+    return within < e ? (column >> bits) * e + within : INT32_MAX;
+}
+
 /* The gradient at the part's column `right` of its right operand and column `left` of its left one += v. */
 static __device__ __forceinline__ void add_weight(const struct gradient_arguments &p, const struct gradient_job &job, int part,
                                                   int layer, int right, int left, float v)
@@ -224,7 +234,10 @@ static __device__ __forceinline__ void add_weight(const struct gradient_argument
         scale = p.w_2_scale;
     } else if (job.kind == GRADIENT_QK || part < 2) {
         width = 3 * p.d;
+        column = own_column(column, p.e, p.head_bits);
         to = g.w_qkv + (job.kind == GRADIENT_QK ? part / 2 : 2) * p.d;
+    } else {
+        left = own_column(left, p.e, p.head_bits);
     }
     if (left < rows && column < columns) {
         to[layer * g.matrix_stride + (int64_t)left * width + column] += scale * v;
@@ -248,6 +261,7 @@ static __device__ __forceinline__ void add_bias(const struct gradient_arguments 
         to = g.b_2;
         scale = p.output_scale;
     } else if (job.kind == GRADIENT_QK || part < 2) {
+        column = own_column(column, p.e, p.head_bits);
         to = g.b_qkv + (job.kind == GRADIENT_QK ? part / 2 : 2) * p.d;
     }
     if (column < columns) {
@@ -336,6 +350,44 @@ static __global__ void __launch_bounds__(32 * ADD_WARPS) add_gradients(const __g
                 : vector == 2 ? p.gradients.ln2_gamma
                               : p.gradients.ln2_beta;
     to[layer * p.gradients.vector_stride + place] += sum * (vector < 2 ? p.attention_scale : GELU_SCALE * p.w_2_scale);
+}
+
+/* ---- heads of other widths than 8, 16 and 32: forward begins with a copy of what makes and reads q, k, v and merged, as wide as
+ * those are, that backward reads again ---- */
+
+/* Of all layers; a copy has W_qkv [d, 3a], W_o [a, d] and, in fp32, PADDED_VECTORS [a]: all but b_1, as they stand in shared
+ * memory, so that kernels know one width of them. */
+struct padding {
+    const real16 *w_qkv, *w_o; /* the first layer's, as what follows */
+    struct layer_vectors vectors;
+    int64_t matrix_stride, vector_stride; /* to the next layer's */
+    char *copies;
+    int64_t copy_bytes; /* from a layer's to the next */
+    int d, a, e, head_bits;
+};
+
+enum { PAD_THREADS = 256, PADDED_VECTORS = B_1 / D };
+
+/* An element a thread, a layer blockIdx.y. Bytes of a layer: 4 d (2 d + 9) read, 4 a (2 d + 9) written (d 104, 4 heads of 26: 90
+ * and 111 KB); latency bounds it. No flops. */
+static __global__ void __launch_bounds__(PAD_THREADS) pad_heads(const __grid_constant__ struct padding p)
+{
+    ps_grid_begin();
+    const int i = blockIdx.x * PAD_THREADS + threadIdx.x, layer = blockIdx.y, wide = 3 * p.a, qkv = p.d * wide,
+              all = qkv + p.a * p.d;
+    real16 *const to = (real16 *)(p.copies + layer * p.copy_bytes);
+    const int64_t matrix = layer * p.matrix_stride, vector = layer * p.vector_stride;
+    if (i < qkv) {
+        const int row = i / wide, column = own_column(i - row * wide, p.e, p.head_bits);
+        to[i] = column < 3 * p.d ? p.w_qkv[matrix + row * (3 * p.d) + column] : real16(0.0f);
+    } else if (i < all) {
+        const int line = (i - qkv) / p.d, row = own_column(line, p.e, p.head_bits);
+        to[i] = row < p.d ? p.w_o[matrix + row * p.d + (i - qkv - line * p.d)] : real16(0.0f);
+    } else if (i < all + PADDED_VECTORS * p.a) {
+        const int number = (i - all) / p.a, place = i - all - number * p.a;
+        const int column = number >= B_QKV / D && number < B_O / D ? own_column(place, p.e, p.head_bits) : place;
+        ((float *)(to + all))[i - all] = column < p.d ? vector_at(p.vectors, number, p.d)[vector + column] : 0.0f;
+    }
 }
 
 } // namespace PS_REAL16_SPACE
