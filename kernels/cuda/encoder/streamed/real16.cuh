@@ -588,14 +588,16 @@ static enum ps_status pad_weights(const struct ps_kernels *k, const struct ps_en
     return ps_cuda_check(cudaGetLastError(), "encoder layer, padded weights");
 }
 
-/* As measured (docs/benchmarks.md). A row costs the same whatever d is, and the backward kernel of wider heads has too few
- * registers for many patches; but some rows are done at once, where the other level has many launches, and few leave
+/* As measured (docs/benchmarks.md). A tile costs the same whatever d is and whatever of its rows whole sequences fill, while level
+ * gemm pays for what is there, about as much for each row as for 128 more columns; and the kernels of wider heads have too few
+ * registers for many patches. But where tiles are as few as multiprocessors the other level has many launches, and very few leave
  * multiprocessors idle. */
 static bool is_slower(const struct layer *l)
 {
-    const int64_t tiles = tiles_of(l), all = l->context->multiprocessors, e = 1 << head_bits_of(l);
-    const bool few = tiles<(all + 4) / 5, many = tiles> all;
-    return few || l->d_model <= 64 || (e > 16 && l->patches > 48) || (many && l->d_model <= (e > 8 ? 88 : 72));
+    const int64_t tiles = tiles_of(l), all = l->context->multiprocessors, e = 1 << head_bits_of(l), n = l->patches;
+    const int64_t filled = ROWS / n * n, least = e > 16 ? (n > 32 ? 124 : 112) : e > 8 ? (n > 48 ? 117 : 108) : 112;
+    return tiles < (all + 4) / 5 || l->d_model <= 64 || (e > 16 && n > 48) ||
+           (tiles > all && filled * (128 + l->d_model) < least * 256);
 }
 
 static enum ps_status streamed_plan(const struct ps_kernels *k, const struct ps_encoder_request *r, struct ps_encoder_plan *plan)
