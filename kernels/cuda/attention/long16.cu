@@ -810,10 +810,29 @@ static enum ps_status launch_backward(const struct ps_cuda_context *c, const cha
     return launch_kernel(c, op, backward_kernel<T, CHUNKS>, warps, &p, (int)bytes(warps) + p.other);
 }
 
+#ifdef PS_FUSED_ENCODER
+/* Whether attention/long16_wide.cuh takes the call: wide heads of a single piece, in rows that the copy engine can bring. */
+static bool in_panels(const struct ps_cuda_context *c, const struct ps_attention_launch &x, bool backward)
+{
+    bool fit = c->compute_capability == 90 && x.e > 32 && x.patches > 128 && x.patches <= 4096 && x.pieces == 1 && !x.accumulate &&
+               x.unit == 16 && x.scale >= 0;
+    const struct ps_attention_view *const views[] = {&x.mixed, &x.q, &x.k, &x.v, &x.dq, &x.dk, &x.dv, &x.d_mixed};
+    for (int i = 0; i < (backward ? 8 : 4); i++) {
+        fit = fit && views[i]->row >= 0 && views[i]->head >= 0 && views[i]->sequence >= 0;
+    }
+    return fit;
+}
+#endif
+
 template <typename T>
 static enum ps_status launch_size(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
                                   bool backward)
 {
+#ifdef PS_FUSED_ENCODER
+    if (in_panels(c, x, backward)) {
+        return ps_long16_wide<T>(c, op, x, backward);
+    }
+#endif
     const int columns = backward ? x.columns : x.e;
     return columns <= 8    ? backward ? launch_backward<T, 1>(c, op, x) : launch<T, 1>(c, op, x, false)
               : columns <= 16 ? backward ? launch_backward<T, 2>(c, op, x) : launch<T, 2>(c, op, x, false)
