@@ -9,10 +9,10 @@
  * ones leave.
  *
  * Bytes of memory as in long16.cu. A block reads the other side's rows whole, from L2: with w warpgroups 4 N e / (64 w) bytes a
- * row of each of two tensors. Of N in whole 64 and e in whole 16, S h N^2 exponentials forward and 2 S h N^2 backward; FLOPs 4 S h
- * N^2 e forward, 14 S h N^2 e backward. A tile of 64 by 64 scores and 64 columns has a multiprocessor's tensor cores at work 256
- * clocks forward, 384 and 512 backward, its exponentials 256, and a scheduler some 230 to 260 instructions. 332 patches, 96
- * matrices of heads of 64: 3,456 tiles, 7 thousand clocks forward and 23 backward if nothing waited, 4 and 13 us at 1.75 GHz. */
+ * row of each of two tensors. Of N in whole 64, e in whole 16 and in whole 64, S h N^2 exponentials forward and 2 S h N^2 backward;
+ * FLOPs 4 S h N^2 e forward, 14 S h N^2 e backward. A tile of 64 by 64 scores and 64 columns has a multiprocessor's tensor cores at
+ * work 256 clocks forward, 384 and 512 backward, its exponentials 256, and a scheduler some 230 to 260 instructions. 332 patches,
+ * 96 matrices of heads of 64: 3,456 tiles, 7 thousand clocks forward and 23 backward if nothing waited, 4 and 13 us at 1.75 GHz. */
 #ifndef PS_KERNELS_CUDA_LONG16_WIDE_CUH
 #define PS_KERNELS_CUDA_LONG16_WIDE_CUH
 
@@ -27,8 +27,9 @@
 
 enum { PANEL = 64 * 128 }; /* bytes of 64 rows of 64 columns */
 
-/* E: columns of a head, in whole 16. */
+/* E: columns of a head, in whole 16. Scores are sums over these; what is summed over rows has all of its panels' columns. */
 template <int E> static constexpr int panels = (E + 63) / 64;
+template <int E> using panel_sums = float[panels<E> * 8][4];
 
 /* Warpgroups that a multiprocessor has, as many as registers allow, and a block at most. */
 template <int E, bool BY_KEYS> static constexpr int resident = (E > 64 ? 3 : 4) - BY_KEYS;
@@ -163,11 +164,10 @@ template <int E, int OWN> struct warpgroup {
     }
 
     /* Sums, times factors of the lane's two rows, in the place of own tensor `which`, which all have read. */
-    template <typename T>
-    __device__ __forceinline__ void put(int which, const float (&sum)[E / 8][4], float upper, float lower) const
+    template <typename T> __device__ __forceinline__ void put(int which, const panel_sums<E> &sum, float upper, float lower) const
     {
         const uint32_t row0 = threadIdx.x % 128 / 32 * 16;
-        ps_attention_put<T, E / 8>(ps_boxed<128>{own + which * TENSOR + row0 * 128, 0, 3, PANEL}, sum, upper, lower, E / 8);
+        ps_attention_put<T, panels<E> * 8>(ps_boxed<128>{own + which * TENSOR + row0 * 128, 0, 3, PANEL}, sum, upper, lower, E / 8);
     }
 
     /* Own tensors, put by all, to memory. */
@@ -204,19 +204,17 @@ static __device__ __forceinline__ void begin_scores(float (&sum)[2 * TILES][4], 
     ps_wgmma_commit();
 }
 
-/* sum [64, E] += a [64, 16 TILES] rows of b. */
+/* sum += a [64, 16 TILES] rows of b. */
 template <typename T, int E, int TILES>
-static __device__ __forceinline__ void begin_mix(float (&sum)[E / 8][4], const uint32_t (&a)[TILES][4], uint32_t b)
+static __device__ __forceinline__ void begin_mix(panel_sums<E> &sum, const uint32_t (&a)[TILES][4], uint32_t b)
 {
     ps_wgmma_begin();
     const uint32_t of_b = ps_wgmma_place(b);
 #pragma unroll
     for (int j = 0; j < TILES; j++) {
-        if constexpr (E <= 64) {
-            ps_wgmma<T, 1>(sum, a[j], ps_wgmma_operand(of_b, j * 2048), 1);
-        } else {
-            ps_wgmma<T, 1>((float(&)[8][4])sum, a[j], ps_wgmma_operand(of_b, j * 2048), 1);
-            ps_wgmma<T, 1>((float(&)[E / 8 - 8][4]) sum[8], a[j], ps_wgmma_operand(of_b, PANEL + j * 2048), 1);
+#pragma unroll
+        for (int i = 0; i < panels<E>; i++) {
+            ps_wgmma<T, 1>((float(&)[8][4])sum[i * 8], a[j], ps_wgmma_operand(of_b, i * PANEL + j * 2048), 1);
         }
     }
     ps_wgmma_commit();
@@ -249,7 +247,8 @@ static __global__ void __launch_bounds__(most_groups<E, false> * 128, resident<E
         return;
     }
     const float factor = p.x.scale * PS_LOG2_E;
-    float mixed[E / 8][4], sum[2] = {0, 0}, less[2] = {-INFINITY, -INFINITY}; /* less: what is taken off the exponents */
+    panel_sums<E> mixed;
+    float sum[2] = {0, 0}, less[2] = {-INFINITY, -INFINITY}; /* less: what is taken off the exponents */
     ps_zero(mixed);
     ps_mbarrier_wait(g.held, 0);
     g.each([&](auto tiles, uint32_t tile) {
@@ -282,7 +281,7 @@ static __global__ void __launch_bounds__(most_groups<E, false> * 128, resident<E
                 less[r] = now;
                 sum[r] *= rescale;
 #pragma unroll
-                for (int j = 0; j < E / 8; j++) {
+                for (int j = 0; j < panels<E> * 8; j++) {
                     mixed[j][2 * r] *= rescale;
                     mixed[j][2 * r + 1] *= rescale;
                 }
@@ -356,7 +355,8 @@ static __global__ void __launch_bounds__(most_groups<E, false> * 128, resident<E
         return;
     }
     const float factor = p.x.scale * PS_LOG2_E;
-    float dq[E / 8][4], logsum[2], less[2];
+    panel_sums<E> dq;
+    float logsum[2], less[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const uint32_t row = g.row + threadIdx.x % 128 / 32 * 16 + lane / 4 + r * 8;
@@ -424,7 +424,7 @@ static __global__ void __launch_bounds__(most_groups<E, true> * 128, resident<E,
         return;
     }
     const float factor = p.x.scale * PS_LOG2_E;
-    float dk[E / 8][4], dv[E / 8][4];
+    panel_sums<E> dk, dv;
     ps_zero(dk);
     ps_zero(dv);
     ps_mbarrier_wait(g.held, 0);
