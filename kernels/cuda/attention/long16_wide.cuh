@@ -1,18 +1,18 @@
 /* attention/long16.cu's kernels by wgmma, of heads of more than 32 columns: a warpgroup has 64 queries or keys of a head, and the
  * other side passes by in tiles of 64 rows, which the copy engine brings to a ring ahead and all warpgroups of a block read.
  * Weights and gradients, rounded, are the next product's left operand as they lie in registers; all else is panels of 64 columns,
- * of which the last of a head is filled with zeros (tile/wgmma.cuh). A block has up to three warpgroups, or two of heads of more
- * than 64 columns, which registers allow a multiprocessor: while one finds powers the others multiply.
+ * of which the last of a head is filled with zeros (tile/wgmma.cuh). A multiprocessor has as many
+ * warpgroups as registers allow, two to four, in blocks of one or more: while one finds powers the others multiply.
  *
- * Forward takes off the largest score of a row so far, and a new one only where weights would pass 2^8. Backward is two kernels: by
- * queries for dq, with delta on the way, and by keys for dk and dv, whose blocks take the multiprocessors that the first's last
- * ones leave.
+ * Forward takes off the largest score of a row so far, and a new one only where weights would pass 2^8. Backward is two kernels, by
+ * queries for dq, with delta on the way, and by keys for dk and dv.
  *
- * Bytes of memory as in long16.cu. A block reads the other side's rows whole, from L2: with w warpgroups 4 N e / (64 w) bytes a
- * row of each of two tensors. Of N in whole 64, e in whole 16 and in whole 64, S h N^2 exponentials forward and 2 S h N^2 backward;
- * FLOPs 4 S h N^2 e forward, 14 S h N^2 e backward. A tile of 64 by 64 scores and 64 columns has a multiprocessor's tensor cores at
- * work 256 clocks forward, 384 and 512 backward, its exponentials 256, and a scheduler some 230 to 260 instructions. 332 patches,
- * 96 matrices of heads of 64: 3,456 tiles, 7 thousand clocks forward and 23 backward if nothing waited, 4 and 13 us at 1.75 GHz. */
+ * Bytes of memory as in long16.cu; from L2 a block reads the other side's rows whole, 4 N e bytes of two tensors for every 64 rows
+ * a warpgroup. With N in whole 64 and 32, e in whole 16 and 64: S h N^2 exponentials forward, 2 S h N^2 backward; FLOPs 4 S h N^2 e
+ * forward, 14 S h N^2 e backward. 64 by 64 scores of heads of 64 take a multiprocessor's tensor cores 256 clocks forward, 384 and
+ * 512 backward, its exponentials' unit 256, and each scheduler 280 to 330 instructions. 332 patches, 96 matrices of heads of 64:
+ * 3,168 such tiles of scores, 24 a multiprocessor: 7 thousand clocks forward and 21 backward if nothing waited, 4 and 12 us at
+ * 1.75 GHz, beside 16 and 49 MB, 4 and 12 us at 4.2 TB/s. */
 #ifndef PS_KERNELS_CUDA_LONG16_WIDE_CUH
 #define PS_KERNELS_CUDA_LONG16_WIDE_CUH
 
