@@ -9,7 +9,7 @@
  * keys for dk and dv. N is anything; e, of all pieces, up to 128: chunks of 8 columns, of which two are a product's m16n8k16, a
  * last one an m16n8k8. For e up to 16 forward, and 8 backward, one side of the scores is held scaled, so that a product makes the
  * exponents as they are; on Hopper forward of them is long16_wgmma.cu's where a block has 128 queries, of up to 8 columns from 512
- * patches on.
+ * patches on, and both ways of heads of more than 32 columns are long16_wide.cuh's.
  *
  * Bytes: 8 S h N e forward, 16 S h N e backward, or 24 in two kernels, and the sums; by steps those of the other side once for
  * every 128 rows, from L2. S h N^2 exponentials each way, or twice as many; tensor FLOPs 4 S h N^2 e forward, 10 or 14 S h N^2 e
@@ -810,10 +810,29 @@ static enum ps_status launch_backward(const struct ps_cuda_context *c, const cha
     return launch_kernel(c, op, backward_kernel<T, CHUNKS>, warps, &p, (int)bytes(warps) + p.other);
 }
 
+#ifdef PS_FUSED_ENCODER
+/* Whether attention/long16_wide.cuh takes the call: wide heads of a single piece, in rows that the copy engine can bring. */
+static bool in_panels(const struct ps_cuda_context *c, const struct ps_attention_launch &x, bool backward)
+{
+    bool fit = c->compute_capability == 90 && x.e > 32 && x.patches > 128 && x.patches <= 4096 && x.pieces == 1 && !x.accumulate &&
+               x.unit == 16 && x.scale >= 0;
+    const struct ps_attention_view *const views[] = {&x.mixed, &x.q, &x.k, &x.v, &x.dq, &x.dk, &x.dv, &x.d_mixed};
+    for (int i = 0; i < (backward ? 8 : 4); i++) {
+        fit = fit && views[i]->row >= 0 && views[i]->head >= 0 && views[i]->sequence >= 0;
+    }
+    return fit;
+}
+#endif
+
 template <typename T>
 static enum ps_status launch_size(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
                                   bool backward)
 {
+#ifdef PS_FUSED_ENCODER
+    if (in_panels(c, x, backward)) {
+        return ps_long16_wide<T>(c, op, x, backward);
+    }
+#endif
     const int columns = backward ? x.columns : x.e;
     return columns <= 8    ? backward ? launch_backward<T, 1>(c, op, x) : launch<T, 1>(c, op, x, false)
               : columns <= 16 ? backward ? launch_backward<T, 2>(c, op, x) : launch<T, 2>(c, op, x, false)

@@ -132,4 +132,8 @@ static enum ps_status launch_kernel(const struct ps_cuda_context *c, const char 
 template <typename T, int CHUNKS>
 enum ps_status ps_long16_forward_wgmma(const struct ps_cuda_context *c, const char *op, struct long16 *p);
 
+/* attention/long16_wide.cuh: both ways by wgmma, of heads of 33 to 128 columns. */
+template <typename T>
+enum ps_status ps_long16_wide(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x, bool backward);
+
 #endif
