@@ -814,7 +814,7 @@ static enum ps_status launch_backward(const struct ps_cuda_context *c, const cha
 /* Whether attention/long16_wide.cuh takes the call: wide heads of a single piece, in rows that the copy engine can bring. */
 static bool in_panels(const struct ps_cuda_context *c, const struct ps_attention_launch &x, bool backward)
 {
-    bool fit = c->compute_capability == 90 && x.e > 32 && x.patches > 128 && x.patches <= 4096 && x.pieces == 1 && !x.accumulate &&
+    bool fit = c->compute_capability == 90 && x.e > 32 && x.patches > 64 && x.patches <= 4096 && x.pieces == 1 && !x.accumulate &&
                x.unit == 16 && x.scale >= 0;
     const struct ps_attention_view *const views[] = {&x.mixed, &x.q, &x.k, &x.v, &x.dq, &x.dk, &x.dv, &x.d_mixed};
     for (int i = 0; i < (backward ? 8 : 4); i++) {
