@@ -101,6 +101,8 @@ static int in_place(enum ps_op op, const void *arguments, int i)
         return i < 4;
     case PS_OP_batchnorm_unfold:
         return i < 4;
+    case PS_OP_unpad_heads:
+        return 1;
     case PS_OP_encoder_backward:
         return i == 1;
     default:

@@ -99,7 +99,9 @@ enum ps_kind {
     X(batchnorm_join, PS_KIND_SUB, 5, 8)            \
     X(batchnorm_fold, PS_KIND_SUB, 10, 5)           \
     X(batchnorm_unfold, PS_KIND_SUB, 6, 4)          \
-    X(count_observed, PS_KIND_MODEL, 2, 1)
+    X(count_observed, PS_KIND_MODEL, 2, 1)          \
+    X(pad_heads, PS_KIND_SUB, 6, 0)                 \
+    X(unpad_heads, PS_KIND_SUB, 6, 1)
 
 enum ps_op {
 #define PS_X(name, kind, tensors, flops) PS_OP_##name,
@@ -593,6 +595,19 @@ struct ps_batchnorm_unfold {
     struct ps_tensor dw, dbias, g, g_bias, scale, shift;
 };
 
+/* Weights around attention for heads of e columns that lie in more of them, e', the last ones zeros: y[l, u, i] = x[l, u, i] for i
+ * < n, 0 for the rest up to n'. Of some layers: w_qkv [layers, 3 d h, e], w_o [layers, h, e d] (type real), b_qkv [layers, 3 h, e]
+ * (type parameter), any stride of layers, else contiguous; each y with e' in place of e, contiguous. */
+struct ps_pad_heads {
+    struct ps_tensor w_qkv_out, w_o_out, b_qkv_out, w_qkv, w_o, b_qkv;
+};
+
+/* Out of the gradients of the wide ones those of the others: dx[l, u, i] += g[l, u, i] for i < n; then g is 0. d* as x, g* as y of
+ * pad_heads (all type parameter). */
+struct ps_unpad_heads {
+    struct ps_tensor dw_qkv, dw_o, db_qkv, g_qkv, g_o, g_b;
+};
+
 /* mixed = softmax(scale q k') v for each sequence and head, the scores never in memory; logsum = log of each row's sum of exp(scale
  * q k'). mixed, q, k, v [S, h, N, e], any strides but the last, 1; logsum [S, h, N] (type statistics). Dao et al. 2022.
  * q and k may be [S, h, N, m, e] too, their heads' columns in m pieces: residual attention's, of m layers (docs/design.md, section
@@ -812,6 +827,9 @@ struct ps_kernels {
 #define PS_X(name, kind, tensors, flops) enum ps_status (*name)(const struct ps_kernels *k, const struct ps_##name *arguments);
     PS_KERNEL_LIST(PS_X)
 #undef PS_X
+    /* The columns that a head of `head` lies in where attention by tiles is faster so, those behind them zero, in pieces as
+     * attention_faster has them; pad_heads makes the weights for them. NULL: as many. */
+    int64_t (*attention_columns)(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces);
     /* Before the first encoder_forward: takes the workspace for up to shape->sequences. PS_UNSUPPORTED, with the sizes, when they
      * are not served. NULL where the entries are. */
     enum ps_status (*encoder_prepare)(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,

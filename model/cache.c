@@ -21,6 +21,12 @@ static void *take(char *base, size_t *offset, int used, int64_t elements, enum p
     return piece;
 }
 
+int64_t ps_padded_head(const struct ps_kernels *k, const struct ps_model_shape *shape)
+{
+    const int64_t head = shape->d_model / shape->n_heads, pieces = shape->residual_attention ? shape->n_layers : 1;
+    return k->attention_columns ? k->attention_columns(k, ps_patches(shape), head, pieces) : head;
+}
+
 static size_t lay_out(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, int level, char *base,
                       struct ps_layer_cache *tables, struct ps_shared_cache *shared)
 {
@@ -28,6 +34,7 @@ static size_t lay_out(const struct ps_kernels *k, const struct ps_model_shape *s
     int64_t S = batch * shape->channels, N = ps_patches(shape), R = S * N, P = shape->patch_len, H = shape->pred_len;
     int64_t outputs = ps_head_rows(shape, batch) * ps_head_width(shape), targets = shape->mask_ratio > 0 ? outputs : S * H;
     int64_t d = shape->d_model, f = shape->d_ff, h = shape->n_heads, layers = shape->n_layers;
+    int64_t a = level & PS_LEVEL_PADDED ? h * ps_padded_head(k, shape) : d;
     int64_t scores = level & PS_LEVEL_TILED ? 0 : S * h * N * N, split = level & (PS_LEVEL_TILED | PS_LEVEL_STRIDED) ? 0 : R * d;
     int64_t wide = level & PS_LEVEL_FED ? 0 : R; /* rows of hidden columns */
     int64_t groups = ps_partial_rows(S), inner = shape->activation == PS_SWIGLU ? 2 * f : f;

@@ -18,20 +18,23 @@ enum { PS_LEVEL_STRIDED = 32 };
 enum { PS_LEVEL_FED = 16 };
 /* And for that of a BatchNorm which is folded into the weights that read it. */
 enum { PS_LEVEL_FOLDED = 64 };
+/* And for that of heads that lie in more columns than they have: in ps_padded_head. */
+enum { PS_LEVEL_PADDED = 128 };
 
 enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BOTH | PS_LEVEL_LAYER };
 
-/* Once a layer: what backward needs again. X(name, levels, elements, type). Statistics of a norm: `means` and `spreads` are [R], or
+/* Once a layer: what backward needs again. X(name, levels, elements, type). a: the columns of q, of k and of v, h e, which are d
+ * but of padded heads. Statistics of a norm: `means` and `spreads` are [R], or
  * of BatchNorm [d]; RMSNorm has no means. */
 #define PS_LAYER_BUFFERS(X)                                                                                        \
     X(norm1_spread, PS_LEVEL_BOTH, spreads, statistics) /* rstd [R]; of BatchNorm the variance [d] */              \
     X(norm1_mean, PS_LEVEL_BOTH, means, statistics)     /* [R] or [d] */                                           \
     X(norm1_xhat, PS_LEVEL_NONE, R *d, real)            /* (norm 1's input - mean) rstd [R, d] */                  \
     X(norm1_out, PS_LEVEL_BOTH, R *d, real)             /* what norm 1 gives [R, d] */                             \
-    X(heads, PS_LEVEL_BOTH, 3 * R * d, real)            /* q, k, v [3, S, h, N, e]; or by row [R, 3d] */           \
+    X(heads, PS_LEVEL_BOTH, 3 * R * a, real)            /* q, k, v [3, S, h, N, e]; or by row [R, 3a] */           \
     X(attention, PS_LEVEL_BOTH, scores, real)           /* A [S, h, N, N]; not when tiled */                       \
     X(logsum, PS_LEVEL_TILED, S *h *N, statistics)      /* tiled: log of the softmax's sums [S, h, N] */           \
-    X(merged, PS_LEVEL_BOTH, R *d, real)                /* A v, heads merged [R, d] */                             \
+    X(merged, PS_LEVEL_BOTH, R *a, real)                /* A v, heads merged [R, a] */                             \
     X(residual, PS_LEVEL_BOTH, R *d, real)              /* u + attention's branch [R, d] */                        \
     X(norm2_spread, PS_LEVEL_BOTH, spreads, statistics) /* as norm 1's */                                          \
     X(norm2_mean, PS_LEVEL_BOTH, means, statistics)                                                                \
@@ -63,24 +66,30 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(masked, PS_LEVEL_BOTH, R *d, real)                    /* drop'(dy) [R, d] */                                             \
     X(norm_means, PS_LEVEL_GEMM, 2 * d, statistics)         /* of a BatchNorm's backward: of g and of g xhat [2, d] */         \
     X(masked_o, PS_LEVEL_GEMM, together *R *d, real)        /* the same of W_o's, while W_2's is needed [R, d] */              \
-    X(branch, PS_LEVEL_BOTH, R *d, real)                    /* gradient inside a layer's branch [R, d] */                      \
-    X(rows, PS_LEVEL_BOTH, 3 * R * d * slots,                                                                                  \
-      real)                              /* q, k, v by row; their gradients [R, 3d], of residual attention by tiles a layer */ \
+    X(branch, PS_LEVEL_BOTH, R *a, real)                    /* gradient inside a layer's branch [R, d or a] */                 \
+    X(rows, PS_LEVEL_BOTH, 3 * R * a * slots,                                                                                  \
+      real)                              /* q, k, v by row; their gradients [R, 3a], of residual attention by tiles a layer */ \
     X(mixed, PS_LEVEL_BOTH, split, real) /* A v; its gradient [S, h, N, e]; not by row */                                      \
-    X(d_heads, PS_LEVEL_BOTH, 3 * split, real)                  /* [3, S, h, N, e]; not by row */                              \
-    X(d_attention, PS_LEVEL_BOTH, scores, real)                 /* [S, h, N, N]; not when tiled */                             \
-    X(scores, PS_LEVEL_BOTH, residual *scores, real)            /* residual attention: the sum so far [S, h, N, N] */          \
-    X(d_scores, PS_LEVEL_BOTH, residual *scores, real)          /* its gradient [S, h, N, N] */                                \
-    X(dropped, PS_LEVEL_BOTH, weights_dropout *scores, real)    /* drop(A) [S, h, N, N] */                                     \
-    X(delta, PS_LEVEL_TILED, S *h *N, statistics)               /* tiled: of attention_backward [S, h, N] */                   \
-    X(d_hidden, PS_LEVEL_BOTH, wide *f, real)                   /* [R, f] */                                                   \
-    X(d_hidden_in, PS_LEVEL_BOTH, wide *(inner - f) * 2, real)  /* of swiglu [R, 2f] */                                        \
-    X(folded_w, PS_LEVEL_FOLDED, d *PS_LARGER(3 * d, f), real)  /* W_qkv or W_1 with the norm before in it [d, 3d or f] */     \
-    X(folded_b_qkv, PS_LEVEL_FOLDED, 3 * d, parameter)          /* [3d] */                                                     \
-    X(folded_dw_qkv, PS_LEVEL_FOLDED, d * 3 * d, parameter)     /* gradients before they are unfolded, else 0: [d, 3d] */      \
-    X(folded_db_qkv, PS_LEVEL_FOLDED, 3 * d, parameter)         /* [3d] */                                                     \
-    X(folded_dw_1, PS_LEVEL_FOLDED, d *f, parameter)            /* [d, f] */                                                   \
-    X(folded_db_1, PS_LEVEL_FOLDED, f, parameter)               /* [f] */                                                      \
+    X(d_heads, PS_LEVEL_BOTH, 3 * split, real)                      /* [3, S, h, N, e]; not by row */                          \
+    X(d_attention, PS_LEVEL_BOTH, scores, real)                     /* [S, h, N, N]; not when tiled */                         \
+    X(scores, PS_LEVEL_BOTH, residual *scores, real)                /* residual attention: the sum so far [S, h, N, N] */      \
+    X(d_scores, PS_LEVEL_BOTH, residual *scores, real)              /* its gradient [S, h, N, N] */                            \
+    X(dropped, PS_LEVEL_BOTH, weights_dropout *scores, real)        /* drop(A) [S, h, N, N] */                                 \
+    X(delta, PS_LEVEL_TILED, S *h *N, statistics)                   /* tiled: of attention_backward [S, h, N] */               \
+    X(d_hidden, PS_LEVEL_BOTH, wide *f, real)                       /* [R, f] */                                               \
+    X(d_hidden_in, PS_LEVEL_BOTH, wide *(inner - f) * 2, real)      /* of swiglu [R, 2f] */                                    \
+    X(folded_w, PS_LEVEL_FOLDED, d *PS_LARGER(3 * a, f), real)      /* W_qkv or W_1 with the norm before in it [d, 3a or f] */ \
+    X(folded_b_qkv, PS_LEVEL_FOLDED, 3 * a, parameter)              /* [3a] */                                                 \
+    X(folded_dw_qkv, PS_LEVEL_FOLDED, d * 3 * a, parameter)         /* gradients before they are unfolded, else 0: [d, 3a] */  \
+    X(folded_db_qkv, PS_LEVEL_FOLDED, 3 * a, parameter)             /* [3a] */                                                 \
+    X(folded_dw_1, PS_LEVEL_FOLDED, d *f, parameter)                /* [d, f] */                                               \
+    X(folded_db_1, PS_LEVEL_FOLDED, f, parameter)                   /* [f] */                                                  \
+    X(padded_w_qkv, PS_LEVEL_PADDED, layers *d * 3 * a, real)       /* W_qkv of heads in more columns [layers, d, 3a] */       \
+    X(padded_w_o, PS_LEVEL_PADDED, layers *a *d, real)              /* W_o [layers, a, d] */                                   \
+    X(padded_b_qkv, PS_LEVEL_PADDED, layers * 3 * a, parameter)     /* [layers, 3a] */                                         \
+    X(padded_dw_qkv, PS_LEVEL_PADDED, layers *d * 3 * a, parameter) /* gradients in a backward pass, else 0 */                 \
+    X(padded_dw_o, PS_LEVEL_PADDED, layers *a *d, parameter)                                                                   \
+    X(padded_db_qkv, PS_LEVEL_PADDED, layers * 3 * a, parameter)                                                               \
     X(wide_a, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real) /* elementary temporaries */                                   \
     X(wide_b, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real)                                                                \
     X(narrow_a, PS_LEVEL_NONE, R *d, real)                                                                                     \
@@ -116,7 +125,10 @@ struct ps_cache {
     struct ps_shared_cache shared;
 };
 
-/* Bytes that the cache of `batch` windows takes at a level (PS_LEVEL_TILED, _STRIDED, _FED, _FOLDED added or not), in k's types. */
+/* The columns that a head of d / h lies in where k has attention by tiles take it so: as many, or more, whose rest is 0. */
+int64_t ps_padded_head(const struct ps_kernels *k, const struct ps_model_shape *shape);
+
+/* Bytes that the cache of `batch` windows takes at a level (PS_LEVEL_TILED, .. added or not), in k's types. */
 size_t ps_cache_bytes(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, int levels);
 enum ps_status ps_cache_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, int levels,
                              struct ps_cache *cache);

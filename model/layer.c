@@ -14,13 +14,13 @@ struct ps_tensor ps_layer_heads(const struct ps_layer *l, void *buffer, int64_t 
 
 struct ps_tensor ps_layer_head(const struct ps_layer *l, void *buffer, int64_t part)
 {
-    char *begin = (char *)buffer + (size_t)(part * l->R * l->d) * ps_type_bytes(l->k->real);
+    char *begin = (char *)buffer + (size_t)(part * l->R * l->a) * ps_type_bytes(l->k->real);
     return ps_tensor_3d(begin, l->k->real, l->S * l->h, l->N, l->e);
 }
 
 struct ps_tensor ps_layer_head_rows(const struct ps_layer *l, void *buffer, int64_t columns, int64_t part)
 {
-    char *begin = (char *)buffer + (size_t)(part * l->d) * ps_type_bytes(l->k->real);
+    char *begin = (char *)buffer + (size_t)(part * l->a) * ps_type_bytes(l->k->real);
     return ps_tensor_heads(begin, l->k->real, l->S, l->h, l->N, l->e, columns);
 }
 
@@ -47,7 +47,7 @@ struct ps_tensor ps_transposed(struct ps_tensor t)
 enum ps_status ps_layer_rope(const struct ps_layer *l, struct ps_tensor rows, int inverse)
 {
     for (int part = 0; l->angles.data && part < 2; part++) {
-        struct ps_tensor heads = ps_layer_head_rows(l, rows.data, 3 * l->d, part);
+        struct ps_tensor heads = ps_layer_head_rows(l, rows.data, 3 * l->a, part);
         PS_TRY(l->k->rope(l->k, &(struct ps_rope){.y = heads, .x = heads, .angles = l->angles, .inverse = inverse}));
     }
     return PS_OK;

@@ -35,9 +35,11 @@ struct ps_together {
 
 struct ps_layer {
     const struct ps_kernels *k;
-    int64_t S, N, R, d, h, e, f, inner; /* as in docs/design.md section 3; columns of W_1: f, of swiglu 2f */
-    int64_t index;                      /* from the bottom */
-    int first, last;                    /* of the encoder */
+    int64_t S, N, R, d, h, f, inner; /* as in docs/design.md section 3; columns of W_1: f, of swiglu 2f */
+    int64_t e, a;                    /* columns that a head lies in, d / h or padded; of q, of k and of v: h e */
+    double scale;                    /* of scores: 1 / sqrt(d / h) */
+    int64_t index;                   /* from the bottom */
+    int first, last;                 /* of the encoder */
     int training;
     const struct ps_layer_cache *cache, *lowest, *below; /* the layer's, the first layer's, the one's below or NULL */
     int *slope_kept;                                     /* the layer's cache's */
@@ -103,7 +105,7 @@ struct ps_tensor ps_layer_rows(const struct ps_layer *layer, void *buffer, int64
 struct ps_tensor ps_layer_heads(const struct ps_layer *layer, void *buffer, int64_t parts);  /* [parts, S, h, N, e] */
 struct ps_tensor ps_layer_head(const struct ps_layer *layer, void *buffer, int64_t part);    /* [S*h, N, e] of one part */
 struct ps_tensor ps_layer_head_rows(const struct ps_layer *layer, void *buffer, int64_t columns,
-                                    int64_t part); /* [S, h, N, e] of rows [R, columns], whose part's d columns hold the heads */
+                                    int64_t part); /* [S, h, N, e] of rows [R, columns], whose part's a columns hold the heads */
 struct ps_tensor ps_layer_head_statistics(const struct ps_layer *layer, void *buffer); /* [S, h, N] */
 struct ps_tensor ps_layer_attention(const struct ps_layer *layer, void *buffer);       /* [S*h, N, N] */
 struct ps_tensor ps_layer_statistics(const struct ps_layer *layer, void *buffer);      /* [R] */
@@ -112,7 +114,7 @@ struct ps_model;
 /* What layer `layer` reads and the one below it writes; layer n_layers: what the head reads. [R, d] for `batch` windows. */
 struct ps_tensor ps_model_stream(const struct ps_model *m, int64_t layer, int64_t batch);
 
-/* Turns q and k of rows [R, 3d] in place, when the model has RoPE; inverse: their gradients. */
+/* Turns q and k of rows [R, 3a] in place, when the model has RoPE; inverse: their gradients. */
 enum ps_status ps_layer_rope(const struct ps_layer *layer, struct ps_tensor rows, int inverse);
 
 /* c = alpha a b + beta c. */

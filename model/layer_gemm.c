@@ -4,8 +4,6 @@
  * put together, at the end of each direction. */
 #include "model/layer.h"
 
-#include <math.h>
-
 /* What A v reads: A, or drop(A) beside it. */
 static enum ps_status weights_of(const struct ps_layer *l, struct ps_tensor *weights)
 {
@@ -44,24 +42,23 @@ static enum ps_status heads_forward(const struct ps_layer *l, struct ps_tensor r
         PS_TRY(k->head_split(k, &(struct ps_head_split){.heads = ps_layer_heads(l, c->heads, 3), .rows = rows}));
     }
     for (int part = 0; part < 3; part++) {
-        head[part] = heads_of(l, rows.data, 3 * l->d, c->heads, part);
+        head[part] = heads_of(l, rows.data, 3 * l->a, c->heads, part);
     }
-    PS_TRY(ps_product(k, beside_heads(l, scores), head[0], ps_transposed(head[1]), 1 / sqrt((double)l->e),
-                      l->residual_attention && !l->first));
+    PS_TRY(ps_product(k, beside_heads(l, scores), head[0], ps_transposed(head[1]), l->scale, l->residual_attention && !l->first));
     PS_TRY(k->softmax(k, &(struct ps_softmax){.y = attention, .x = scores}));
     PS_TRY(weights_of(l, &weights));
-    PS_TRY(ps_product(k, heads_of(l, c->merged, l->d, s->mixed, 0), beside_heads(l, weights), head[2], 1, 0));
+    PS_TRY(ps_product(k, heads_of(l, c->merged, l->a, s->mixed, 0), beside_heads(l, weights), head[2], 1, 0));
     return l->strided_heads ? PS_OK
-                            : k->head_merge(k, &(struct ps_head_merge){.rows = ps_layer_rows(l, c->merged, l->d),
+                            : k->head_merge(k, &(struct ps_head_merge){.rows = ps_layer_rows(l, c->merged, l->a),
                                                                        .heads = ps_layer_heads(l, s->mixed, 1)});
 }
 
-/* Part 0 (q) or 1 (k) of rows [R, 3d], or their gradients; of residual attention those of this layer and of all below it, a piece
+/* Part 0 (q) or 1 (k) of rows [R, 3a], or their gradients; of residual attention those of this layer and of all below it, a piece
  * of each head's columns a layer: the sum of the layers' scores is then one product. They lie `distance` elements apart from
  * `lowest` on. */
 static struct ps_tensor scored(const struct ps_layer *l, void *own, void *lowest, int64_t distance, int64_t part)
 {
-    struct ps_tensor t = ps_layer_head_rows(l, l->residual_attention ? lowest : own, 3 * l->d, part);
+    struct ps_tensor t = ps_layer_head_rows(l, l->residual_attention ? lowest : own, 3 * l->a, part);
     if (l->residual_attention && !l->first) {
         t.rank = 5;
         t.size[4] = t.size[3];
@@ -79,23 +76,23 @@ static struct ps_tensor scored_rows(const struct ps_layer *l, int64_t part)
     return scored(l, l->cache->heads, l->lowest->heads, distance, part);
 }
 
-/* The gradients of q, k, v by row, [R, 3d]: of residual attention by tiles each layer's own, since those above it add to them. */
+/* The gradients of q, k, v by row, [R, 3a]: of residual attention by tiles each layer's own, since those above it add to them. */
 static struct ps_tensor gradient_rows(const struct ps_layer *l)
 {
-    const int64_t count = l->residual_attention && l->tiled_attention ? l->index * 3 * l->R * l->d : 0;
-    return ps_layer_rows(l, (char *)l->shared->rows + (size_t)count * ps_type_bytes(l->k->real), 3 * l->d);
+    const int64_t count = l->residual_attention && l->tiled_attention ? l->index * 3 * l->R * l->a : 0;
+    return ps_layer_rows(l, (char *)l->shared->rows + (size_t)count * ps_type_bytes(l->k->real), 3 * l->a);
 }
 
 /* or by tiles, in one. */
 static struct ps_attention tiled(const struct ps_layer *l)
 {
     const struct ps_layer_cache *c = l->cache;
-    return (struct ps_attention){.mixed = ps_layer_head_rows(l, c->merged, l->d, 0),
+    return (struct ps_attention){.mixed = ps_layer_head_rows(l, c->merged, l->a, 0),
                                  .logsum = ps_layer_head_statistics(l, c->logsum),
                                  .q = scored_rows(l, 0),
                                  .k = scored_rows(l, 1),
-                                 .v = ps_layer_head_rows(l, c->heads, 3 * l->d, 2),
-                                 .scale = 1 / sqrt((double)l->e)};
+                                 .v = ps_layer_head_rows(l, c->heads, 3 * l->a, 2),
+                                 .scale = l->scale};
 }
 
 static enum ps_status tiled_forward(const struct ps_layer *l)
@@ -289,10 +286,10 @@ static enum ps_status attention_branch(const struct ps_layer *l, struct ps_tenso
     const struct ps_tensor *w = l->weight, bias = qkv.bias;
     PS_TRY(fold(l, &qkv));
     const int by_row = l->tiled_attention || l->strided_heads;
-    struct ps_tensor rows = ps_layer_rows(l, by_row ? l->cache->heads : l->shared->rows, 3 * l->d);
+    struct ps_tensor rows = ps_layer_rows(l, by_row ? l->cache->heads : l->shared->rows, 3 * l->a);
     int parts = l->merge_qkv ? 1 : 3, biased = l->epilogue;
     for (int p = 0; p < parts; p++) {
-        int64_t columns = 3 * l->d / parts;
+        int64_t columns = 3 * l->a / parts;
         struct ps_tensor part = ps_tensor_slice(rows, 1, p * columns, columns);
         struct ps_tensor weight = ps_tensor_slice(qkv.weight, 1, p * columns, columns);
         enum ps_status status = PS_UNSUPPORTED;
@@ -308,7 +305,7 @@ static enum ps_status attention_branch(const struct ps_layer *l, struct ps_tenso
     }
     PS_TRY(ps_layer_rope(l, rows, 0));
     PS_TRY(l->tiled_attention ? tiled_forward(l) : heads_forward(l, rows));
-    return branch_end(l, y, ps_layer_rows(l, l->cache->merged, l->d), w[PS_W_O], w[PS_B_O], residual, &qkv, l->attention_dropout,
+    return branch_end(l, y, ps_layer_rows(l, l->cache->merged, l->a), w[PS_W_O], w[PS_B_O], residual, &qkv, l->attention_dropout,
                       next, normed);
 }
 
@@ -457,14 +454,13 @@ static enum ps_status heads_backward(const struct ps_layer *l, struct ps_tensor 
     const struct ps_shared_cache *s = l->shared;
     struct ps_tensor attention = ps_layer_attention(l, c->attention), d_attention = ps_layer_attention(l, s->d_attention);
     struct ps_tensor d_scores = ps_layer_attention(l, l->residual_attention ? s->d_scores : s->d_attention), below = d_scores;
-    struct ps_tensor d_mixed = heads_of(l, d_merged.data, l->d, s->mixed, 0), weights, head[3], d_head[3];
-    double scale = 1 / sqrt((double)l->e);
+    struct ps_tensor d_mixed = heads_of(l, d_merged.data, l->a, s->mixed, 0), weights, head[3], d_head[3];
     if (!l->residual_attention || l->last) {
         below.data = NULL;
     }
     for (int part = 0; part < 3; part++) {
-        head[part] = heads_of(l, c->heads, 3 * l->d, c->heads, part);
-        d_head[part] = heads_of(l, s->rows, 3 * l->d, s->d_heads, part);
+        head[part] = heads_of(l, c->heads, 3 * l->a, c->heads, part);
+        d_head[part] = heads_of(l, s->rows, 3 * l->a, s->d_heads, part);
     }
     if (!l->strided_heads) {
         PS_TRY(k->head_split(k, &(struct ps_head_split){.heads = ps_layer_heads(l, s->mixed, 1), .rows = d_merged}));
@@ -478,10 +474,10 @@ static enum ps_status heads_backward(const struct ps_layer *l, struct ps_tensor 
     PS_TRY(
         k->softmax_backward(k, &(struct ps_softmax_backward){.dx = d_scores, .dy = d_attention, .y = attention, .addend = below}));
     d_scores = beside_heads(l, d_scores);
-    PS_TRY(ps_product(k, d_head[0], d_scores, head[1], scale, 0));
-    PS_TRY(ps_product(k, d_head[1], ps_transposed(d_scores), head[0], scale, 0));
+    PS_TRY(ps_product(k, d_head[0], d_scores, head[1], l->scale, 0));
+    PS_TRY(ps_product(k, d_head[1], ps_transposed(d_scores), head[0], l->scale, 0));
     return l->strided_heads ? PS_OK
-                            : k->head_merge(k, &(struct ps_head_merge){.rows = ps_layer_rows(l, s->rows, 3 * l->d),
+                            : k->head_merge(k, &(struct ps_head_merge){.rows = ps_layer_rows(l, s->rows, 3 * l->a),
                                                                        .heads = ps_layer_heads(l, s->d_heads, 3)});
 }
 
@@ -490,12 +486,12 @@ static enum ps_status tiled_backward(const struct ps_layer *l, struct ps_tensor 
 {
     const struct ps_attention forward = tiled(l);
     struct ps_tensor rows = gradient_rows(l);
-    const int64_t distance = 3 * l->R * l->d;
+    const int64_t distance = 3 * l->R * l->a;
     return l->k->attention_backward(l->k, &(struct ps_attention_backward){.dq = scored(l, rows.data, l->shared->rows, distance, 0),
                                                                           .dk = scored(l, rows.data, l->shared->rows, distance, 1),
-                                                                          .dv = ps_layer_head_rows(l, rows.data, 3 * l->d, 2),
+                                                                          .dv = ps_layer_head_rows(l, rows.data, 3 * l->a, 2),
                                                                           .delta = ps_layer_head_statistics(l, l->shared->delta),
-                                                                          .d_mixed = ps_layer_head_rows(l, d_merged.data, l->d, 0),
+                                                                          .d_mixed = ps_layer_head_rows(l, d_merged.data, l->a, 0),
                                                                           .mixed = forward.mixed,
                                                                           .logsum = forward.logsum,
                                                                           .q = forward.q,
@@ -651,21 +647,20 @@ static enum ps_status attention_backward(const struct ps_layer *l, struct gradie
 {
     const struct ps_kernels *k = l->k;
     const struct ps_tensor *w = l->weight, *g = l->gradient;
-    int64_t d = l->d;
-    struct ps_tensor rows = gradient_rows(l), m;
+    struct ps_tensor rows = gradient_rows(l), d_merged = ps_layer_rows(l, l->shared->branch, l->a), m;
     const struct folded qkv = folded_qkv(l);
-    PS_TRY(branch_gradient(l, later, g[PS_W_O], g[PS_B_O], ps_layer_rows(l, l->cache->merged, d), dy, l->attention_dropout,
+    PS_TRY(branch_gradient(l, later, g[PS_W_O], g[PS_B_O], ps_layer_rows(l, l->cache->merged, l->a), dy, l->attention_dropout,
                            ps_layer_masked_o(l), &m));
-    PS_TRY(ps_product(k, *branch, m, ps_transposed(w[PS_W_O]), 1, 0));
-    PS_TRY(l->tiled_attention ? tiled_backward(l, *branch) : heads_backward(l, *branch));
+    PS_TRY(ps_product(k, d_merged, m, ps_transposed(w[PS_W_O]), 1, 0));
+    PS_TRY(l->tiled_attention ? tiled_backward(l, d_merged) : heads_backward(l, d_merged));
     PS_TRY(ps_layer_rope(l, rows, 1));
     if (l->merge_qkv) {
         PS_TRY(weight_gradient(l, later, qkv.dweight, qkv.dbias, a, rows));
     } else {
         PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = qkv.dbias, .dy = rows}));
         for (int p = 0; p < 3; p++) {
-            PS_TRY(ps_product(k, ps_tensor_slice(qkv.dweight, 1, p * d, d), ps_transposed(a), ps_tensor_slice(rows, 1, p * d, d), 1,
-                              1));
+            PS_TRY(ps_product(k, ps_tensor_slice(qkv.dweight, 1, p * l->a, l->a), ps_transposed(a),
+                              ps_tensor_slice(rows, 1, p * l->a, l->a), 1, 1));
         }
     }
     PS_TRY(gradients_end(l, later));

@@ -224,7 +224,7 @@ static enum ps_status attention_branch(const struct ps_layer *l, struct ps_tenso
     int64_t matrices = l->S * l->h;
     struct ps_tensor extreme = ps_tensor_2d(s->column_a, k->real, matrices, l->N);
     PS_TRY(ps_product(k, A, ps_layer_head(l, c->heads, 0), ps_transposed(ps_layer_head(l, c->heads, 1)), 1, 0));
-    PS_TRY(affine(k, A, 1 / sqrt((double)l->e), A, 0));
+    PS_TRY(affine(k, A, l->scale, A, 0));
     if (l->residual_attention) {
         struct ps_tensor scores = ps_layer_attention(l, s->scores);
         PS_TRY(l->first ? affine(k, scores, 1, A, 0) : binary(k, scores, scores, PS_ADD, A));
@@ -411,7 +411,7 @@ static enum ps_status attention_backward(const struct ps_layer *l, struct ps_ten
         PS_TRY(l->last ? affine(k, d_scores, 1, dA, 0) : binary(k, d_scores, d_scores, PS_ADD, dA));
         PS_TRY(affine(k, dA, 1, d_scores, 0));
     }
-    PS_TRY(affine(k, dA, 1 / sqrt((double)l->e), dA, 0));
+    PS_TRY(affine(k, dA, l->scale, dA, 0));
     PS_TRY(ps_product(k, ps_layer_head(l, s->d_heads, 0), dA, ps_layer_head(l, c->heads, 1), 1, 0));
     PS_TRY(ps_product(k, ps_layer_head(l, s->d_heads, 1), ps_transposed(dA), ps_layer_head(l, c->heads, 0), 1, 0));
 

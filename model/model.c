@@ -102,6 +102,94 @@ static struct ps_together together_of(const struct ps_model *m, int training)
                                 .rows = m->shape.channels * ps_patches(&m->shape)};
 }
 
+/* ---- heads in more columns than they have ---- */
+
+static int is_padded(const struct ps_model *m)
+{
+    return m->head * m->shape.n_heads != m->shape.d_model;
+}
+
+/* Of wide weights, or their gradients, those of layers begin .. end - 1: [layers, units, columns]. */
+static struct ps_tensor wide_of(void *all, enum ps_type type, int64_t begin, int64_t end, int64_t units, int64_t columns)
+{
+    char *first = (char *)all + (size_t)(begin * units * columns) * ps_type_bytes(type);
+    return ps_tensor_3d(first, type, end - begin, units, columns);
+}
+
+/* The same of the model's own, by the first layer's place in a flat buffer: layers lie equally far apart. */
+static struct ps_tensor narrow_of(const struct ps_model *m, void *flat, enum ps_type type, enum ps_layer_parameter which,
+                                  int64_t begin, int64_t end, int64_t units, int64_t columns)
+{
+    const struct ps_parameters *p = m->layout;
+    const int64_t at = p->table[p->layer[begin][which]].offset;
+    struct ps_tensor t = ps_tensor_3d((char *)flat + (size_t)at * ps_type_bytes(type), type, end - begin, units, columns);
+    if (end - begin > 1) {
+        t.stride[0] = p->table[p->layer[begin + 1][which]].offset - at;
+    }
+    return t;
+}
+
+/* The wide weights, of the parameters as they are now. */
+static enum ps_status pad_weights(const struct ps_model *m)
+{
+    const struct ps_shared_cache *s = &m->cache.shared;
+    const enum ps_type real = m->k->real, parameter = m->k->parameter;
+    const int64_t layers = m->shape.n_layers, d = m->shape.d_model, h = m->shape.n_heads, e = d / h, wide = m->head;
+    if (!is_padded(m)) {
+        return PS_OK;
+    }
+    return m->k->pad_heads(m->k,
+                           &(struct ps_pad_heads){.w_qkv_out = wide_of(s->padded_w_qkv, real, 0, layers, 3 * d * h, wide),
+                                                  .w_o_out = wide_of(s->padded_w_o, real, 0, layers, h, wide * d),
+                                                  .b_qkv_out = wide_of(s->padded_b_qkv, parameter, 0, layers, 3 * h, wide),
+                                                  .w_qkv = narrow_of(m, m->weights, real, PS_W_QKV, 0, layers, 3 * d * h, e),
+                                                  .w_o = narrow_of(m, m->weights, real, PS_W_O, 0, layers, h, e * d),
+                                                  .b_qkv = narrow_of(m, m->parameters, parameter, PS_B_QKV, 0, layers, 3 * h, e)});
+}
+
+/* gradients += those of the wide weights, of layers from `begin` on whose are still there. */
+static enum ps_status unpad_gradients(struct ps_model *m, int64_t begin)
+{
+    const struct ps_shared_cache *s = &m->cache.shared;
+    const enum ps_type type = m->k->parameter;
+    const int64_t end = m->padded, d = m->shape.d_model, h = m->shape.n_heads, e = d / h, wide = m->head;
+    if (begin >= end) {
+        return PS_OK;
+    }
+    m->padded = begin;
+    return m->k->unpad_heads(
+        m->k, &(struct ps_unpad_heads){.dw_qkv = narrow_of(m, m->gradients, type, PS_W_QKV, begin, end, 3 * d * h, e),
+                                       .dw_o = narrow_of(m, m->gradients, type, PS_W_O, begin, end, h, e * d),
+                                       .db_qkv = narrow_of(m, m->gradients, type, PS_B_QKV, begin, end, 3 * h, e),
+                                       .g_qkv = wide_of(s->padded_dw_qkv, type, begin, end, 3 * d * h, wide),
+                                       .g_o = wide_of(s->padded_dw_o, type, begin, end, h, wide * d),
+                                       .g_b = wide_of(s->padded_db_qkv, type, begin, end, 3 * h, wide)});
+}
+
+/* A layer's weights around attention are the wide ones. */
+static void take_padded(const struct ps_model *m, struct ps_layer *l)
+{
+    const struct ps_shared_cache *s = &m->cache.shared;
+    const struct {
+        enum ps_layer_parameter which;
+        void *weight, *gradient;
+        int64_t rows, columns;
+    } wide[] = {{PS_W_QKV, s->padded_w_qkv, s->padded_dw_qkv, l->d, 3 * l->a},
+                {PS_W_O, s->padded_w_o, s->padded_dw_o, l->a, l->d},
+                {PS_B_QKV, s->padded_b_qkv, s->padded_db_qkv, 1, 3 * l->a}};
+    for (size_t i = 0; i < sizeof wide / sizeof *wide && is_padded(m); i++) {
+        struct ps_tensor *const tensor[] = {&l->weight[wide[i].which], &l->gradient[wide[i].which]};
+        void *const all[] = {wide[i].weight, wide[i].gradient};
+        for (int t = 0; t < 2; t++) {
+            const int rank = tensor[t]->rank, settled = tensor[t]->settled;
+            const int64_t size[] = {wide[i].rows, wide[i].columns};
+            *tensor[t] = wide_of(all[t], tensor[t]->type, l->index, l->index + 1, wide[i].rows, wide[i].columns);
+            *tensor[t] = ps_tensor_reshape(*tensor[t], rank, size + 2 - rank);
+            tensor[t]->settled = settled;
+        }
+    }
+}
+
 static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct ps_step_state *state, int64_t batch, int training)
 {
     struct ps_layer l = {.k = m->k,
@@ -135,7 +223,9 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
                          .gradients_together = m->options.epilogue && m->k->gemm_gradients,
                          .together = together_of(m, training)};
     l.R = l.S * l.N;
-    l.e = l.d / l.h;
+    l.e = m->head;
+    l.a = l.h * l.e;
+    l.scale = 1 / sqrt((double)l.d / (double)l.h);
     for (int t = 0; t < PS_LAYER_PARAMETERS; t++) {
         int place = m->layout->layer[index][t];
         if (place < 0) {
@@ -146,6 +236,7 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
         l.weight[t].settled = 1; /* between what writes parameters and a layer stands the embedding */
         l.gradient[t] = ps_parameter_tensor(m->layout, place, m->gradients, m->k->parameter);
     }
+    take_padded(m, &l);
     for (int t = 0; t < PS_LAYER_STATISTICS && m->shape.norm == PS_NORM_BATCH; t++) {
         l.statistics[t] = ps_parameter_tensor(m->layout, m->layout->statistics[index][t], m->parameters, m->k->parameter);
     }
@@ -241,16 +332,35 @@ static int folds(const struct ps_kernels *k, const struct ps_model_shape *shape,
            k->batchnorm_fold_faster(k, batch * shape->channels * ps_patches(shape), shape->d_model, shape->d_ff, shape->activation);
 }
 
-/* Gradients to unfold, none yet. */
-static enum ps_status clear_folded(const struct ps_model *m)
+/* Gradients to unfold, or of padded heads, none yet. */
+static enum ps_status clear_gradients(const struct ps_model *m)
 {
     const struct ps_shared_cache *s = &m->cache.shared;
-    const size_t bytes = ps_type_bytes(m->k->parameter), d = (size_t)m->shape.d_model, f = (size_t)m->shape.d_ff;
+    const size_t d = (size_t)m->shape.d_model, f = (size_t)m->shape.d_ff, a = (size_t)(m->shape.n_heads * m->head),
+                 layers = (size_t)m->shape.n_layers;
+    const struct {
+        void *gradient;
+        size_t count;
+    } each[] = {{s->folded_dw_qkv, d * 3 * a},
+                {s->folded_db_qkv, 3 * a},
+                {s->folded_dw_1, d * f},
+                {s->folded_db_1, f},
+                {s->padded_dw_qkv, layers * d * 3 * a},
+                {s->padded_dw_o, layers * a * d},
+                {s->padded_db_qkv, layers * 3 * a}};
     struct ps_device *const device = m->k->device;
-    PS_TRY(device->fill_zero(device, PS_COMPUTE, s->folded_dw_qkv, d * 3 * d * bytes));
-    PS_TRY(device->fill_zero(device, PS_COMPUTE, s->folded_db_qkv, 3 * d * bytes));
-    PS_TRY(device->fill_zero(device, PS_COMPUTE, s->folded_dw_1, d * f * bytes));
-    return device->fill_zero(device, PS_COMPUTE, s->folded_db_1, f * bytes);
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
+        if (each[i].gradient) {
+            PS_TRY(device->fill_zero(device, PS_COMPUTE, each[i].gradient, each[i].count * ps_type_bytes(m->k->parameter)));
+        }
+    }
+    return PS_OK;
+}
+
+/* The columns that a head lies in. */
+static int64_t head_columns(const struct ps_kernels *k, const struct ps_model_shape *shape, const struct ps_model_options *options)
+{
+    return options->level == PS_LEVEL_GEMM && options->tiled_attention ? ps_padded_head(k, shape) : shape->d_model / shape->n_heads;
 }
 
 static int cache_levels(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch,
@@ -259,18 +369,19 @@ static int cache_levels(const struct ps_kernels *k, const struct ps_model_shape 
     return (int)options->level | (options->level == PS_LEVEL_GEMM && options->tiled_attention ? PS_LEVEL_TILED : 0) |
            (takes_strides(k, shape, options) ? PS_LEVEL_STRIDED : 0) |
            (options->level == PS_LEVEL_GEMM && options->feed_forward ? PS_LEVEL_FED : 0) |
-           (folds(k, shape, batch, options) ? PS_LEVEL_FOLDED : 0);
+           (folds(k, shape, batch, options) ? PS_LEVEL_FOLDED : 0) |
+           (head_columns(k, shape, options) * shape->n_heads != shape->d_model ? PS_LEVEL_PADDED : 0);
 }
 
 /* The parts of ps_model.constants. */
 enum { POSITIONS, ANGLES, NO_BIAS, ZEROS, ONES, CONSTANTS };
 
 /* Where each begins, in elements; the last: how many there are. */
-static void place_constants(const struct ps_model_shape *s, int64_t batch, int64_t begin[CONSTANTS + 1])
+static void place_constants(const struct ps_model_shape *s, int64_t batch, int64_t head, int64_t begin[CONSTANTS + 1])
 {
     const int64_t patches = ps_patches(s), rows = s->mask_ratio > 0 ? ps_head_rows(s, batch) : 0;
     const int64_t count[CONSTANTS] = {[POSITIONS] = s->positions == PS_POSITIONS_LEARNED ? 0 : patches * s->d_model,
-                                      [ANGLES] = s->positions == PS_POSITIONS_ROPE ? patches * (s->d_model / s->n_heads) : 0,
+                                      [ANGLES] = s->positions == PS_POSITIONS_ROPE ? patches * head : 0,
                                       [NO_BIAS] = s->individual_head || s->revin_affine ? ps_head_width(s) : 0,
                                       [ZEROS] = rows,
                                       [ONES] = rows};
@@ -280,10 +391,10 @@ static void place_constants(const struct ps_model_shape *s, int64_t batch, int64
     }
 }
 
-static size_t constants_bytes(const struct ps_kernels *k, const struct ps_model_shape *s, int64_t batch)
+static size_t constants_bytes(const struct ps_kernels *k, const struct ps_model_shape *s, int64_t batch, int64_t head)
 {
     int64_t begin[CONSTANTS + 1];
-    place_constants(s, batch, begin);
+    place_constants(s, batch, head, begin);
     return (size_t)begin[CONSTANTS] * ps_type_bytes(k->parameter);
 }
 
@@ -292,9 +403,9 @@ static enum ps_status make_constants(struct ps_model *m)
     const struct ps_kernels *k = m->k;
     const enum ps_type type = k->parameter;
     int64_t begin[CONSTANTS + 1];
-    place_constants(&m->shape, m->batch, begin);
+    place_constants(&m->shape, m->batch, m->head, begin);
     const int64_t all = begin[CONSTANTS], patches = ps_patches(&m->shape);
-    m->constants_bytes = constants_bytes(k, &m->shape, m->batch);
+    m->constants_bytes = constants_bytes(k, &m->shape, m->batch, m->head);
     if (!all) {
         return PS_OK;
     }
@@ -304,7 +415,7 @@ static enum ps_status make_constants(struct ps_model *m)
     enum ps_status status = values && narrow ? PS_OK : ps_fail(PS_DEVICE, "no memory for %lld constants", (long long)all);
     if (status == PS_OK) {
         struct ps_tensor *const parts[CONSTANTS] = {&m->positions, &m->angles, &m->no_bias, &m->zeros, &m->ones};
-        const int64_t columns[CONSTANTS] = {[POSITIONS] = m->shape.d_model, [ANGLES] = m->shape.d_model / m->shape.n_heads};
+        const int64_t columns[CONSTANTS] = {[POSITIONS] = m->shape.d_model, [ANGLES] = m->head};
         for (int i = 0; i < CONSTANTS; i++) {
             char *data = (char *)m->constants + (size_t)begin[i] * ps_type_bytes(type);
             const int64_t count = begin[i + 1] - begin[i];
@@ -316,7 +427,7 @@ static enum ps_status make_constants(struct ps_model *m)
             ps_positions_fill(&m->shape, values);
         }
         if (m->angles.data) {
-            ps_rope_angles(&m->shape, values + begin[ANGLES]);
+            ps_rope_angles(&m->shape, m->head, values + begin[ANGLES]);
         }
         for (int64_t i = begin[ONES]; i < all; i++) {
             values[i] = 1;
@@ -393,7 +504,7 @@ size_t ps_model_bytes(const struct ps_model_shape *shape, int64_t batch, const s
     }
     size_t count = (size_t)layout->count, both = count + (size_t)layout->stored;
     ps_parameters_free(layout);
-    return both * ps_type_bytes(k->parameter) + constants_bytes(k, shape, batch) +
+    return both * ps_type_bytes(k->parameter) + constants_bytes(k, shape, batch, head_columns(k, shape, options)) +
            (has_copy(k) ? count * ps_type_bytes(k->real) : 0) +
            ps_cache_bytes(k, shape, batch, cache_levels(k, shape, batch, options));
 }
@@ -452,6 +563,7 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
     m->batch = batch;
     m->options = *options;
     m->options.loss.missing |= shape->mask_ratio > 0; /* a patch that is seen is no target */
+    m->head = head_columns(k, shape, options);
     m->strided_heads = takes_strides(k, shape, options);
     m->folded = folds(k, shape, batch, options);
     snprintf(m->kernels, sizeof m->kernels, "%s", ps_level_name(options->level));
@@ -524,8 +636,8 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
     if (status == PS_OK) {
         status = ps_cache_open(k, shape, batch, cache_levels(k, shape, batch, options), &m->cache);
     }
-    if (status == PS_OK && m->folded) {
-        status = clear_folded(m);
+    if (status == PS_OK) {
+        status = clear_gradients(m);
     }
     if (status != PS_OK) {
         ps_model_close(m);
@@ -636,9 +748,10 @@ static struct ps_tensor flat_tensor(const struct ps_model *m, void *flat, enum p
     return ps_tensor_1d(flat, type, m->layout->count);
 }
 
-/* embed, head: level layer does the embedding too, and the head of a training step. */
+/* embed, head: level layer does the embedding too, and the head of a training step. Else pad_weights comes first; `alone`: right
+ * before. */
 static enum ps_status encode(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training,
-                             const struct ps_embed_forward *embed, const struct ps_head_step *head)
+                             const struct ps_embed_forward *embed, const struct ps_head_step *head, int alone)
 {
     const struct ps_kernels *k = m->k;
     if (m->options.level == PS_LEVEL_LAYER) {
@@ -655,6 +768,7 @@ static enum ps_status encode(struct ps_model *m, const struct ps_step_state *sta
     for (int64_t l = 0; l < m->shape.n_layers; l++) {
         struct ps_layer layer = layer_of(m, l, state, batch, training);
         layer.normed = &normed;
+        layer.weight[PS_W_QKV].settled = l > 0 || !alone;
         know_others(m, &layer, state, batch, training);
         PS_TRY(m->options.level == PS_LEVEL_NONE ? ps_layer_none_forward(&layer) : ps_layer_gemm_forward(&layer));
     }
@@ -680,6 +794,7 @@ static enum ps_status sum_layer(struct ps_model *m, int64_t layer)
         return PS_OK;
     }
     m->unsummed = begin;
+    PS_TRY(unpad_gradients(m, layer));
     return sum_range(m, begin, end, 1);
 }
 
@@ -699,7 +814,8 @@ enum ps_status ps_model_sum_gradients(struct ps_model *m)
 
 enum ps_status ps_model_encode(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training)
 {
-    return encode(m, state, batch, training, NULL, NULL);
+    PS_TRY(pad_weights(m));
+    return encode(m, state, batch, training, NULL, NULL, is_padded(m));
 }
 
 /* embed, head, update: level layer does the embedding's backward too, the rest of the head's, and AdamW. */
@@ -726,6 +842,7 @@ static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_s
                                                                     .headed = embed && m->encoder.span >= PS_SPAN_LOSS});
     }
     struct ps_gradient_notes notes = {0};
+    m->padded = is_padded(m) ? m->shape.n_layers : 0;
     for (int64_t l = m->shape.n_layers; l-- > 0;) {
         struct ps_layer layer = layer_of(m, l, state, batch, training);
         layer.notes = &notes;
@@ -733,7 +850,7 @@ static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_s
         PS_TRY(m->options.level == PS_LEVEL_NONE ? ps_layer_none_backward(&layer) : ps_layer_gemm_backward(&layer));
         PS_TRY(sum_layer(m, l));
     }
-    return PS_OK;
+    return unpad_gradients(m, 0);
 }
 
 enum ps_status ps_model_encode_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training)
@@ -749,10 +866,11 @@ static enum ps_status embed_and_encode(struct ps_model *m, const struct ps_windo
     struct ps_dropout dropout = dropout_at(m, PS_DROP_EMBEDDING, 0, state, training);
     if (m->encoder.span >= PS_SPAN_EMBEDDING) {
         const struct ps_embed_forward embed = ps_embed_forward_of(m, windows, state, batch, dropout);
-        return encode(m, state, batch, training, &embed, head);
+        return encode(m, state, batch, training, &embed, head, 0);
     }
+    PS_TRY(pad_weights(m));
     PS_TRY(ps_embedding_forward(m, windows, state, batch, dropout));
-    return encode(m, state, batch, training, NULL, NULL);
+    return encode(m, state, batch, training, NULL, NULL, 0);
 }
 
 enum ps_status ps_model_forward(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,

@@ -47,16 +47,18 @@ struct ps_model {
      * largest batch's where no step was placed) times C H, so that the head's are about as large as the errors and fp16's exponents
      * hold them. */
     double gradient_scale;
-    /* One device buffer, k->parameter: what is added to the embedding where positions are not learned [N, d], RoPE's angles [N, e],
-     * zeros in place of the head's bias where that is added before [QH], and in place of RevIN's mean and deviation, where patches
-     * are reconstructed, zeros and ones [R]; data NULL where the model needs none. */
+    /* One device buffer, k->parameter: what is added to the embedding where positions are not learned [N, d], RoPE's angles [N,
+     * head], zeros in place of the head's bias where that is added before [QH], and in place of RevIN's mean and deviation, where
+     * patches are reconstructed, zeros and ones [R]; data NULL where the model needs none. */
     void *constants;
     size_t constants_bytes;
     struct ps_tensor positions, angles, no_bias, zeros, ones;
+    int64_t head;      /* columns that a head lies in, d / h; or at level gemm more, the last ones 0 (ps_padded_head) */
     int strided_heads; /* level gemm: products of attention take heads where they lie in their rows */
     int folded;        /* level gemm: in training BatchNorms are folded into the weights that read them */
     struct ps_cache cache;
     struct ps_batch_place place;
+    int64_t padded;   /* layers, from the first on, whose gradients are still those of padded heads' weights */
     int64_t unsummed; /* elements of the gradients before those of layers' weights whose sums over ranks have begun */
     /* BatchNorm over ranks: statistics of each [ranks, 2, d], and this one's [2, d]; NULL else. */
     void *together;

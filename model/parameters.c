@@ -303,14 +303,14 @@ void ps_positions_fill(const struct ps_model_shape *s, double *values)
     }
 }
 
-void ps_rope_angles(const struct ps_model_shape *s, double *values)
+void ps_rope_angles(const struct ps_model_shape *s, int64_t columns, double *values)
 {
     int64_t patches = ps_patches(s), e = s->d_model / s->n_heads;
     for (int64_t n = 0; n < patches; n++) {
-        for (int64_t i = 0; i + 1 < e; i += 2) {
-            double angle = (double)n * pow(10000, -(double)i / (double)e);
-            values[n * e + i] = cos(angle);
-            values[n * e + i + 1] = sin(angle);
+        for (int64_t i = 0; i + 1 < columns; i += 2) {
+            double angle = i < e ? (double)n * pow(10000, -(double)i / (double)e) : 0;
+            values[n * columns + i] = cos(angle);
+            values[n * columns + i + 1] = sin(angle);
         }
     }
 }

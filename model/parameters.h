@@ -119,7 +119,8 @@ struct ps_tensor ps_parameter_tensor(const struct ps_parameters *parameters, int
 /* The table that is added to the embedding, N d doubles: sines and cosines of Vaswani et al. 2017, less their mean and over ten
  * times their standard deviation (as Hugging Face's PatchTST); zeros for the positions that add none. Not for learned ones. */
 void ps_positions_fill(const struct ps_model_shape *shape, double *values);
-/* RoPE's cosines and sines, N e doubles, as struct ps_rope has them: the angle of pair i in row n is n 10000^(-2i/e). */
-void ps_rope_angles(const struct ps_model_shape *shape, double *values);
+/* RoPE's cosines and sines, [N, columns] doubles, as struct ps_rope has them: the angle of pair i in row n is n 10000^(-2i/e), and
+ * 0 behind a head's e columns. */
+void ps_rope_angles(const struct ps_model_shape *shape, int64_t columns, double *values);
 
 #endif

@@ -527,6 +527,42 @@ static int build_batchnorm_unfold(struct call *c, int index)
     return 1;
 }
 
+/* Tensor `slot` of layers further apart than they are long. */
+static void place_layers(struct call *c, int slot, enum role role, enum mode mode, int64_t layers, int64_t units, int64_t n)
+{
+    place_strided(c, slot, role, mode, NORMAL, slot, 3, (int64_t[]){layers, units, n}, (int64_t[]){units * n + 13, n, 1});
+}
+
+/* Weights around attention, few columns in slots from `few` on, many in those from `many` on. */
+static int padded_heads(struct call *c, int index, int few, int many, enum role weight, enum mode to, enum mode from)
+{
+    static const int64_t sizes[][5] = {{3, 12, 3, 4, 8},  {1, 15, 3, 5, 8}, {2, 26, 1, 26, 32},  {1, 1, 1, 1, 1}, {2, 72, 8, 9, 16},
+                                       {1, 7, 2, 12, 13}, {2, 16, 2, 8, 8}, {3, 120, 12, 10, 16}}; /* layers, d, h, e, wide */
+    if (index >= LENGTH(sizes)) {
+        return 0;
+    }
+    const int64_t *size = sizes[index], layers = size[0], d = size[1], h = size[2], e = size[3], wide = size[4];
+    place_layers(c, few, weight, few ? from : to, layers, 3 * d * h, e);
+    place_layers(c, few + 1, weight, few ? from : to, layers, h, e * d);
+    place_layers(c, few + 2, PARAMETER, few ? from : to, layers, 3 * h, e);
+    place(c, many, weight, few ? to : from, NORMAL, layers, 3 * d * h, wide);
+    place(c, many + 1, weight, few ? to : from, NORMAL, layers, h, wide * d);
+    place(c, many + 2, PARAMETER, few ? to : from, NORMAL, layers, 3 * h, wide);
+    call_label(c, "%lld layers, d %lld, %lld heads of %lld in %lld", (long long)layers, (long long)d, (long long)h, (long long)e,
+               (long long)wide);
+    return 1;
+}
+
+static int build_pad_heads(struct call *c, int index)
+{
+    return padded_heads(c, index, 3, 0, REAL, OUT, IN);
+}
+
+static int build_unpad_heads(struct call *c, int index)
+{
+    return padded_heads(c, index, 0, 3, PARAMETER, ADD, ADD);
+}
+
 /* ---- within rows, and sums over them ---- */
 
 static int layernorm_call(struct call *c, int index, int centred)
@@ -2321,6 +2357,8 @@ const struct operation ps_operations[] = {{PS_OP_gemm, build_gemm, 0},
                                           {PS_OP_attention, build_attention_in_pieces, 0},
                                           {PS_OP_attention_backward, build_attention_backward_in_pieces, 0},
                                           {PS_OP_forecast_loss, build_forecast_loss_of_part, 0},
-                                          {PS_OP_count_observed, build_count_observed, 1u << 1}};
+                                          {PS_OP_count_observed, build_count_observed, 1u << 1},
+                                          {PS_OP_pad_heads, build_pad_heads, 0},
+                                          {PS_OP_unpad_heads, build_unpad_heads, 0}};
 
 const int ps_operation_count = LENGTH(ps_operations);

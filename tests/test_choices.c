@@ -697,6 +697,28 @@ START_TEST(of_attention_or_products)
 }
 END_TEST
 
+/* Heads that are no whole pieces of 16 bytes lie in whole ones, in 16 bits from sm_90 on, where they stay within what attention
+ * takes. */
+START_TEST(of_padded_heads)
+{
+    static const struct {
+        enum ps_precision precision;
+        int64_t head, pieces, columns;
+    } cases[] = {
+        {PS_FP16, 4, 1, 8},     {PS_FP16, 3, 1, 3},  {PS_FP16, 5, 3, 8},   {PS_FP16, 5, 16, 8},           {PS_FP16, 5, 17, 5},
+        {PS_FP16, 8, 1, 8},     {PS_FP16, 9, 1, 16}, {PS_FP16, 26, 1, 32}, {PS_FP16, 121, 1, 128},        {PS_FP16, 64, 1, 64},
+        {PS_FP16, 129, 1, 129}, {PS_FP32, 9, 1, 9},  {PS_TF32, 5, 1, 5},   {PS_PRECISION_BF16, 20, 1, 24}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct ps_kernels *k = table(&h200, cases[i].precision, 1);
+        ck_assert_int_eq(k->attention_columns(k, 42, cases[i].head, cases[i].pieces), cases[i].columns);
+        k->close(k);
+    }
+    struct ps_kernels *k = table(&a100, PS_FP16, 1);
+    ck_assert_int_eq(k->attention_columns(k, 42, 9, 1), 9);
+    k->close(k);
+}
+END_TEST
+
 int main(void)
 {
     struct ps_kernels *k;
@@ -716,6 +738,7 @@ int main(void)
     tcase_add_test(tests, of_attention);
     tcase_add_test(tests, of_attention_far_apart);
     tcase_add_test(tests, of_attention_or_products);
+    tcase_add_test(tests, of_padded_heads);
     suite_add_tcase(suite, tests);
     return run_suite(suite, CK_FORK_GETENV) != 0;
 }

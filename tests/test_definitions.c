@@ -888,6 +888,50 @@ START_TEST(test_masked_gather_definition)
 }
 END_TEST
 
+/* Of two layers, of a flat buffer with gaps: element by element, by the names that a weight's rows and columns have. */
+START_TEST(test_pad_heads_definition)
+{
+    enum { LAYERS = 2, D = 5, H = 3, E = 2, WIDE = 4, A = H * E, W = H * WIDE, GAP = 200 };
+    double flat[LAYERS * GAP], w_qkv[LAYERS * D * 3 * W], w_o[LAYERS * W * D], b[LAYERS * 3 * W], gradients[LAYERS * GAP];
+    fill_normal(flat, LAYERS * GAP, 41);
+    memcpy(gradients, flat, sizeof flat);
+    enum { AT_O = D * 3 * A, AT_B = AT_O + A * D };
+    const struct ps_tensor parts[] = {
+        {.data = flat, .type = PS_F64, .rank = 3, .size = {LAYERS, 3 * D * H, E}, .stride = {GAP, E, 1}},
+        {.data = flat + AT_O, .type = PS_F64, .rank = 3, .size = {LAYERS, H, E * D}, .stride = {GAP, E * D, 1}},
+        {.data = flat + AT_B, .type = PS_F64, .rank = 3, .size = {LAYERS, 3 * H, E}, .stride = {GAP, E, 1}}};
+    const struct ps_tensor wide[] = {ps_tensor_3d(w_qkv, PS_F64, LAYERS, 3 * D * H, WIDE),
+                                     ps_tensor_3d(w_o, PS_F64, LAYERS, H, WIDE * D), ps_tensor_3d(b, PS_F64, LAYERS, 3 * H, WIDE)};
+    CALL(pad_heads, wide[0], wide[1], wide[2], parts[0], parts[1], parts[2]);
+    for (int l = 0; l < LAYERS; l++) {
+        const double *layer = flat + l * GAP;
+        for (int c = 0; c < 3 * W; c++) { /* column c of q, k and v is column i of head j */
+            const int j = c / WIDE, i = c % WIDE, narrow = j * E + i;
+            for (int r = 0; r < D; r++) {
+                ck_assert(w_qkv[(l * D + r) * 3 * W + c] == (i < E ? layer[r * 3 * A + narrow] : 0));
+                ck_assert(c >= W || w_o[(l * W + c) * D + r] == (i < E ? layer[AT_O + narrow * D + r] : 0));
+            }
+            ck_assert(b[l * 3 * W + c] == (i < E ? layer[AT_B + narrow] : 0));
+        }
+    }
+    /* Back: what was there and as much again; what lies behind a head is left out. */
+    for (int c = 0; c < LAYERS * W; c += WIDE) {
+        w_o[c * D + E * D] = NAN;
+    }
+    struct ps_tensor to[] = {parts[0], parts[1], parts[2]};
+    for (int t = 0; t < 3; t++) {
+        to[t].data = gradients + ((double *)parts[t].data - flat);
+    }
+    CALL(unpad_heads, to[0], to[1], to[2], wide[0], wide[1], wide[2]);
+    for (int i = 0; i < LAYERS * GAP; i++) {
+        ck_assert(gradients[i] == (i % GAP < AT_B + 3 * A ? 2 : 1) * flat[i]);
+    }
+    for (int i = 0; i < LAYERS * D * 3 * W; i++) {
+        ck_assert(w_qkv[i] == 0 && w_o[i % (LAYERS * W * D)] == 0 && b[i % (LAYERS * 3 * W)] == 0);
+    }
+}
+END_TEST
+
 START_TEST(test_dropout_definition)
 {
     enum { COUNT = 40000 };
@@ -1006,6 +1050,7 @@ int main(void)
     tcase_add_test(definitions, test_bias_residual_statistics_definition);
     tcase_add_test(definitions, test_running_statistics_finite);
     tcase_add_test(definitions, test_rope_definition);
+    tcase_add_test(definitions, test_pad_heads_definition);
     tcase_add_test(definitions, test_channel_affine_definition);
     tcase_add_test(definitions, test_gelu_definition);
     tcase_add_test(definitions, test_activation_definition);

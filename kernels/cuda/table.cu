@@ -188,6 +188,7 @@ static enum ps_status table_make(enum ps_precision precision, int compute_capabi
     k->way = cuda_way;
     k->attention_faster = ps_cuda_attention_faster;
     k->strided_heads_faster = ps_cuda_strided_heads_faster;
+    k->attention_columns = ps_cuda_attention_columns;
     k->batchnorm_fold_faster = fused_encoder ? ps_cuda_batchnorm_fold_faster : NULL;
     *kernels = k;
     return PS_OK;
@@ -237,6 +238,8 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
     k->head_split = ps_cuda_head_split;
     k->softmax = ps_cuda_softmax;
     k->head_merge = ps_cuda_head_merge;
+    k->pad_heads = ps_cuda_pad_heads;
+    k->unpad_heads = ps_cuda_unpad_heads;
     k->bias_residual_add = ps_cuda_bias_residual_add;
     k->bias_activation = ps_cuda_bias_activation;
     k->batchnorm_statistics = ps_cuda_batchnorm_statistics;
