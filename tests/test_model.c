@@ -577,10 +577,13 @@ END_TEST
 /* ---- the paper's layer at level layer ---- */
 
 #define HALVES .channels = 3, .d_model = 16, .n_heads = 4, .norm = PS_NORM_BATCH, .norm_place = PS_NORM_POST, .revin = 1
+#define HALVES_ANY .d_model = 16, .norm = PS_NORM_BATCH, .norm_place = PS_NORM_POST, .revin = 1
 #define HALVES_OF .d_model = 16, .n_heads = 4, .norm = PS_NORM_BATCH, .norm_place = PS_NORM_POST, .revin = 1, .n_layers = 2
 /* N 42, as the paper has it; one tile of patches, two and four; more hidden columns and fewer; each activation; no residual
  * attention, and many layers of it; ends of other kinds; rates of each place's own; heads of all widths in memory. Two have so many
- * rows that blocks share tiles of rows with the sequences of others, and one more than 132 multiprocessors take at once. */
+ * rows that blocks share tiles of rows with the sequences of others, and one more than 132 multiprocessors take at once. Then those
+ * of fewer heads or more than 64 patches: 1, 2, 3 and 5 to 8 tiles, all the ends, one layer and four, and more sequences than 132
+ * multiprocessors take at once. */
 static const struct ps_model_shape halves_shapes[] = {
     {HALVES, .seq_len = 336, .pred_len = 96, .patch_len = 16, .stride = 8, .pad_end = 1, .d_ff = 128, .n_layers = 3, .dropout = 0.3,
      .dropout_at = {[PS_DROP_ATTENTION] = {1, 0.51}}, .residual_attention = 1, .activation = PS_GELU},
@@ -602,7 +605,21 @@ static const struct ps_model_shape halves_shapes[] = {
     {HALVES_OF, .channels = 7, .seq_len = 104, .pred_len = 16, .patch_len = 16, .stride = 8, .pad_end = 1, .d_ff = 128,
      .residual_attention = 1, .activation = PS_GELU, .dropout_at = {[PS_DROP_EMBEDDING] = {1, 0.3}}},
     {HALVES_OF, .channels = 7, .seq_len = 103, .pred_len = 5, .patch_len = 24, .stride = 9, .d_ff = 64, .dropout = 0.1,
-     .activation = PS_GELU}};
+     .activation = PS_GELU},
+    {HALVES_ANY, .channels = 3, .n_heads = 1, .n_layers = 3, .seq_len = 180, .pred_len = 24, .patch_len = 4, .stride = 4,
+     .d_ff = 64, .dropout = 0.2, .residual_attention = 1, .activation = PS_GELU},
+    {HALVES_ANY, .channels = 5, .n_heads = 2, .n_layers = 2, .seq_len = 50, .pred_len = 5, .patch_len = 5, .stride = 4, .d_ff = 128,
+     .activation = PS_GELU_TANH, .dropout_at = {[PS_DROP_EMBEDDING] = {1, 0.3}}},
+    {HALVES_ANY, .channels = 2, .n_heads = 2, .n_layers = 1, .seq_len = 128, .pred_len = 8, .patch_len = 4, .stride = 4, .d_ff = 64,
+     .dropout = 0.1, .activation = PS_RELU},
+    {HALVES_ANY, .channels = 3, .n_heads = 2, .n_layers = 4, .seq_len = 384, .pred_len = 5, .patch_len = 4, .stride = 4, .d_ff = 64,
+     .dropout = 0.1, .residual_attention = 1, .activation = PS_GELU},
+    {HALVES_ANY, .channels = 67, .n_heads = 4, .n_layers = 2, .seq_len = 404, .pred_len = 24, .patch_len = 12, .stride = 4,
+     .d_ff = 64, .dropout = 0.2, .residual_attention = 1, .activation = PS_GELU},
+    {HALVES_ANY, .channels = 2, .n_heads = 4, .n_layers = 2, .seq_len = 260, .pred_len = 8, .patch_len = 4, .stride = 4, .d_ff = 64,
+     .activation = PS_GELU},
+    {HALVES_ANY, .channels = 2, .n_heads = 1, .n_layers = 3, .seq_len = 512, .pred_len = 24, .patch_len = 4, .stride = 4,
+     .d_ff = 128, .dropout = 0.1, .residual_attention = 1, .activation = PS_GELU}};
 enum { HALVES_SHAPES = sizeof halves_shapes / sizeof *halves_shapes };
 
 static const struct step_case halves_cases[] = {{"cuda", "cuda", PS_PRECISION_BF16, {.level = PS_LEVEL_LAYER}, 1e-2, 1e-1, 5e-1},
@@ -627,6 +644,28 @@ START_TEST(halves_forward)
                                            .options = {.level = PS_LEVEL_LAYER},
                                            .bound = bounds[which]},
                     &halves_shapes[_i % HALVES_SHAPES]);
+}
+END_TEST
+
+/* Each instance of the kernel that evaluates, of 14 to 62 patches. */
+START_TEST(halves_evaluation)
+{
+    static const enum ps_activation activations[] = {PS_GELU_TANH, PS_GELU, PS_RELU};
+    const struct ps_model_shape shape = {HALVES,
+                                         .seq_len = _i % 4 * 64 + 56,
+                                         .pred_len = 5,
+                                         .patch_len = 4,
+                                         .stride = 4,
+                                         .d_ff = 64,
+                                         .n_layers = 2,
+                                         .residual_attention = 1,
+                                         .activation = activations[_i / 4 % 3]};
+    compare_forward(&(struct forward_case){.backend = "cuda",
+                                           .device = "cuda",
+                                           .precision = _i < 12 ? PS_PRECISION_BF16 : PS_FP16,
+                                           .options = {.level = PS_LEVEL_LAYER},
+                                           .bound = _i < 12 ? 2e-2 : 2e-3},
+                    &shape);
 }
 END_TEST
 
@@ -3159,6 +3198,7 @@ int main(void)
             tcase_add_loop_test(folded, folded_steps, 0, FOLDED_CASES * FOLDED_SHAPES);
             tcase_add_loop_test(halves, halves_steps, 0, HALVES_CASES * HALVES_SHAPES);
             tcase_add_loop_test(halves, halves_forward, 0, HALVES_CASES * HALVES_SHAPES);
+            tcase_add_loop_test(halves, halves_evaluation, 0, 24);
             tcase_add_loop_test(halves, halves_ends, 0, HALVES_CASES * HALVES_SHAPES);
             tcase_add_loop_test(shifted, level_layer_shifted, 0, FUSED * FUSED_SHAPES);
             tcase_add_loop_test(shifted, shorter_batches, 0, 2 * FUSED);

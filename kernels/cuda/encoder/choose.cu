@@ -8,7 +8,7 @@
  *                  d 64, e 16, f 128 or 256, N up to 16      resident/d64_short.cu            embedding, loss, update
  *                  d up to 32, N up to 16, or d 64 and e 4   resident/resident.cuh            embedding
  *                  d up to 128, e up to 32, N up to 64       streamed/real16.cuh              layers
- *                  the paper's: d 16, e 4, BatchNorm         resident/d16_halves.cu           embedding, loss
+ *                  the paper's: d 16, N up to 128, BatchNorm resident/d16_halves.cu           embedding, loss
  *     tf32         d 64, e 16, f 128 or 256, N up to 16      resident/d64_short_tf32.cu       layers
  */
 #include <stdio.h>

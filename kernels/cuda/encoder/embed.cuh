@@ -90,17 +90,18 @@ template <class T, int D, int NT>
 static __device__ __forceinline__ void gather_windows(float *values, const encoder<T> &x, int64_t u, uint64_t cursor, int from,
                                                       const place<T, D, NT> &at)
 {
-    constexpr int TEAM = place<T, D, NT>::TEAM * 32, FLIGHT = 4; /* loads under way: no branch may stand between them */
+    constexpr int FLIGHT = 4; /* loads under way: no branch may stand between them */
+    const int team = at.tiles() * sharing(D) * 32;
     const struct ps_cuda_windows &w = x.embed.windows;
     const int length = x.embed.length, total = (NT == 1 ? x.embed.sequences : 1) * length;
     const uint32_t first = (uint32_t)u * (NT == 1 ? x.embed.sequences : 1);
     const float *const only = NT == 1 ? NULL : window_at(x, w, cursor, first);
 #pragma unroll 1
-    for (int begin = from + (at.tile * sharing(D) + at.share) * 32 + at.lane; begin < total; begin += FLIGHT * TEAM) {
+    for (int begin = from + (at.tile * sharing(D) + at.share) * 32 + at.lane; begin < total; begin += FLIGHT * team) {
         float v[FLIGHT];
 #pragma unroll
         for (int j = 0; j < FLIGHT; j++) {
-            const int i = begin + j * TEAM < total ? begin + j * TEAM : 0;
+            const int i = begin + j * team < total ? begin + j * team : 0;
             const int s = NT == 1 ? (int)ps_divide(i, x.embed.by_length) : 0;
             const float *window = NT == 1 ? window_at(x, w, cursor, first + s) : only;
             v[j] = *(window ? window + (i - s * length) * w.by_time : w.data);
@@ -108,8 +109,8 @@ static __device__ __forceinline__ void gather_windows(float *values, const encod
         }
 #pragma unroll
         for (int j = 0; j < FLIGHT; j++) {
-            if (begin + j * TEAM < total) {
-                values[begin + j * TEAM] = v[j];
+            if (begin + j * team < total) {
+                values[begin + j * team] = v[j];
             }
         }
     }
@@ -404,7 +405,7 @@ static __device__ __forceinline__ void embed_gradient(const encoder<T> &x, int j
         float c[4] = {0, 0, 0, 0}, bias[4] = {0, 0, 0, 0};
         for (int i = 0; i < x.block_units; i++, pa += unit, pb += unit) {
 #pragma unroll
-            for (int tile = 0; tile < NT; tile++) {
+            for (int tile = 0; tile < at.tiles(); tile++) {
                 ps_pair<T> a[4], b[2];
                 ps_ldmatrix4_transposed(a, pa + tile * 16 * pitch);
                 load_b(b, pb + tile * 16 * pitch);

@@ -91,7 +91,7 @@ static __device__ __forceinline__ void attend(float (&o)[4], float (&sum)[4], fl
 template <class T, int TILES>
 static __device__ __forceinline__ void last_keys(uint32_t (&last)[2], uint32_t one, int n, const place<T, D, TILES> &at)
 {
-    const int left = n - (TILES - 1) * 16 - at.q * 2;
+    const int left = n - (at.tiles() - 1) * 16 - at.q * 2;
     last[0] = (left > 0 ? one : 0u) | (left > 1 ? one << 16 : 0u);
     last[1] = (left > 8 ? one : 0u) | (left > 9 ? one << 16 : 0u);
 }

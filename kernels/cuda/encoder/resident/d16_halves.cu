@@ -1,5 +1,5 @@
-/* The encoder of a model with BatchNorm behind each residual (post-norm), d_model 16, heads of 4 columns, d_ff a multiple of 64 and
- * N up to 64: the paper's small models. Residual attention, any activation but swiglu. Equations: docs/design.md section 3.
+/* The encoder of a model with BatchNorm behind each residual (post-norm), d_model 16, 1, 2 or 4 heads, d_ff a multiple of 64 and N
+ * up to 128: the paper's small models. Residual attention, any activation but swiglu. Equations: docs/design.md section 3.
  *
  * BatchNorm needs sums over all rows, so a layer is cut in halves, a kernel each way each: attention with W_o, and the feed-forward
  * part. A kernel begins with the sums that the one before has left, a pair a block and column: it adds them up in a fixed order, in
@@ -12,7 +12,8 @@
  *
  * A warp owns 16 rows; attention's warps are those of a sequence (a unit), the feed-forward part's tiles are any 16 rows one after
  * another. So what passes from half to half lies by rows; q, k and v lie as the lanes hold them, 16 bytes each. Products, attention
- * and weights' gradients are those of encoder/resident/d16_e4_f128.cu, for any N up to 64. Residual attention's scores are a sum
+ * and weights' gradients are those of encoder/resident/d16_e4_f128.cu, for any N up to 64; attention of other than 4 heads or more
+ * patches is d16_any_attention.cuh's, by blocks of up to 21 warps. Residual attention's scores are a sum
  * over layers of q k': q and k of the layers below come to shared memory beside the layer's own. Each layer leaves their gradients
  * for itself; backward adds them up where it comes to the layer that they are of.
  *
@@ -41,7 +42,7 @@ namespace ps_resident
 
 struct halves_plan {
     int multiprocessors;
-    int tiles; /* of a unit */
+    int tiles, instance; /* of a unit; as kernels are compiled for: the same, or ANY_TILES */
     int64_t units;
     int block_units, blocks, threads;             /* attention's kernels' */
     int row_tiles, hidden_blocks, hidden_threads; /* the others' */
@@ -51,6 +52,12 @@ struct halves_plan {
     int evaluation; /* of the one kernel that evaluates; 0: its layers do not fit, and the halves evaluate */
 };
 
+/* Backward's. */
+static int unit_bytes_of(const struct halves_plan &p, int pieces)
+{
+    return p.instance == ANY_TILES ? halves_any_bytes(p.tiles, pieces) : halves_unit_bytes(p.tiles, pieces);
+}
+
 /* Weights' gradients are by warps of numbers up to 11, the feed-forward part's up to 8. */
 enum { LEAST_WARPS = 12, LEAST_HIDDEN_WARPS = 9 };
 
@@ -59,21 +66,22 @@ static enum ps_status plan_make(const struct ps_kernels *k, const struct ps_enco
 {
     const struct ps_cuda_context *c = ps_cuda(k);
     const int64_t d = e->d_model, pieces = e->residual_attention ? e->layers - 1 : 0;
-    if (e->norm != PS_NORM_BATCH || e->norm_place != PS_NORM_POST || e->activation == PS_SWIGLU || d != D || e->n_heads != 4 ||
-        e->patches < 1 || e->patches > 64 || e->d_ff < 64 || e->d_ff % 64 != 0 || e->layers < 1 || e->layers > 64 ||
-        e->sequences < 1 || e->sequences > INT32_MAX / 64) {
+    if (e->norm != PS_NORM_BATCH || e->norm_place != PS_NORM_POST || e->activation == PS_SWIGLU || d != D ||
+        (e->n_heads != 1 && e->n_heads != 2 && e->n_heads != 4) || e->patches < 1 || e->patches > 128 || e->d_ff < 64 ||
+        e->d_ff % 64 != 0 || e->layers < 1 || e->layers > 64 || e->sequences < 1 || e->sequences > INT32_MAX / 128) {
         return ps_fail(PS_UNSUPPORTED,
                        "encoder (cuda, halves): d_model %lld, n_heads %lld, d_ff %lld, %lld patches: not d_model 16 "
-                       "with 4 heads, d_ff a multiple of 64, up to 64 patches, and BatchNorm behind the residual",
+                       "with 1, 2 or 4 heads, d_ff a multiple of 64, up to 128 patches, and BatchNorm behind the residual",
                        (long long)d, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches);
     }
     p->multiprocessors = c->multiprocessors;
     p->tiles = ((int)e->patches + 15) / 16;
+    p->instance = e->n_heads == 4 && p->tiles <= 4 ? p->tiles : ANY_TILES;
     p->units = e->sequences;
     const int least = (LEAST_WARPS + p->tiles - 1) / p->tiles, weights = (int)sizeof(halves_attention_weights<T>);
     const int front = halves_front_bytes(weights), wide = halves_front_bytes(weights + (int)sizeof(struct halves_columns));
-    const int unit = halves_unit_bytes(p->tiles, (int)pieces), hidden = halves_front_bytes(halves_hidden_bytes((int)e->d_ff));
-    int most = halves_units(p->tiles);
+    const int unit = unit_bytes_of(*p, (int)pieces), hidden = halves_front_bytes(halves_hidden_bytes((int)e->d_ff));
+    int most = halves_warps(p->instance) / p->tiles;
     most = most < (c->shared_bytes - wide) / unit ? most : (c->shared_bytes - wide) / unit;
     const int words = halves_words_bytes((int)e->d_ff), room = (c->shared_bytes - hidden) / HIDDEN_WARPS;
     p->staged = e->d_ff > 64 && halves_tile_bytes(2) + words <= room ? 2 : 1;
@@ -111,7 +119,7 @@ static enum ps_status plan_make(const struct ps_kernels *k, const struct ps_enco
     p->hidden_backward = hidden + warps * tile;
     p->evaluation = halves_evaluation_bytes(halves_layer_bytes<T>((int)e->d_ff), (int)e->layers,
                                             halves_keys_bytes(p->tiles, (int)pieces), p->block_units);
-    p->evaluation = p->evaluation <= c->shared_bytes ? p->evaluation : 0;
+    p->evaluation = p->instance != ANY_TILES && p->evaluation <= c->shared_bytes ? p->evaluation : 0;
     return PS_OK;
 }
 
@@ -177,7 +185,7 @@ static enum ps_status halves_plan_of(const struct ps_kernels *k, const struct ps
 static int embed_backward_bytes(const struct ps_encoder_request *e, const struct halves_plan &p)
 {
     return halves_front_bytes((int)(sizeof(halves_attention_weights<ps_bf16>) + sizeof(struct halves_columns))) +
-           p.block_units * (halves_unit_bytes(p.tiles, 0) + halves_patches_bytes(p.tiles, (int)e->patch_len));
+           p.block_units * (unit_bytes_of(p, 0) + halves_patches_bytes(p.tiles, (int)e->patch_len));
 }
 
 /* Of shorter sequences the head by itself is as fast, as measured. */
@@ -306,9 +314,11 @@ static enum ps_status halves_launch(const struct ps_kernels *k, const char *what
     PS_CUDA_LAUNCHED(what);
 }
 
-template <class T, bool EMBED> static halves_kernel<T> *attention_of(int tiles, bool backward)
+template <class T, bool EMBED> static halves_kernel<T> *attention_of(int instance, bool backward)
 {
-    switch (tiles) {
+    switch (instance) {
+    case ANY_TILES:
+        return backward ? halves_attention_backward<T, ANY_TILES, EMBED> : halves_attention<T, ANY_TILES, EMBED>;
     case 1:
         return backward ? halves_attention_backward<T, 1, EMBED> : halves_attention<T, 1, EMBED>;
     case 2:
@@ -320,9 +330,9 @@ template <class T, bool EMBED> static halves_kernel<T> *attention_of(int tiles, 
     }
 }
 
-template <class T> static halves_kernel<T> *attention_of(int tiles, bool backward, bool embed)
+template <class T> static halves_kernel<T> *attention_of(int instance, bool backward, bool embed)
 {
-    return embed ? attention_of<T, true>(tiles, backward) : attention_of<T, false>(tiles, backward);
+    return embed ? attention_of<T, true>(instance, backward) : attention_of<T, false>(instance, backward);
 }
 
 template <class T> static halves_kernel<T> *hidden_of(enum ps_activation activation, bool backward)
@@ -374,7 +384,8 @@ static enum ps_status halves_forward(const struct ps_kernels *k, const struct ps
     for (int l = 0; l < x.layers; l++) {
         h.layer = l;
         take_dropout(&x, e->dropout);
-        PS_TRY(halves_launch(k, what, attention_of<T>(p.tiles, false, l == 0 && e->embed), p.blocks, p.threads, p.forward, x, h));
+        PS_TRY(
+            halves_launch(k, what, attention_of<T>(p.instance, false, l == 0 && e->embed), p.blocks, p.threads, p.forward, x, h));
         take_dropout(&x, e->output_dropout);
         PS_TRY(halves_launch(k, what, hidden_of<T>(e->activation, false), p.hidden_blocks, p.hidden_threads, p.hidden, x, h));
     }
@@ -412,7 +423,7 @@ static enum ps_status halves_backward(const struct ps_kernels *k, const struct p
             halves_launch(k, what, hidden_of<T>(e->activation, true), p.hidden_blocks, p.hidden_threads, p.hidden_backward, x, h));
         take_dropout(&x, e->dropout);
         const bool embed = l == 0 && e->embed_gradient;
-        PS_TRY(halves_launch(k, what, attention_of<T>(p.tiles, true, embed), p.blocks, p.threads,
+        PS_TRY(halves_launch(k, what, attention_of<T>(p.instance, true, embed), p.blocks, p.threads,
                              embed ? embed_backward_bytes(e, p) : p.backward, x, h));
     }
     return ps_resident_launch(

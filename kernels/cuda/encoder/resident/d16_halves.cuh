@@ -4,7 +4,7 @@
 #define PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_HALVES_CUH
 
 #include "kernels/cuda/encoder/embed.cuh"
-#include "kernels/cuda/encoder/resident/d16_attention.cuh"
+#include "kernels/cuda/encoder/resident/d16_any_attention.cuh"
 #include "kernels/cuda/encoder/resident/d16_hidden.cuh"
 
 namespace ps_resident
@@ -12,7 +12,8 @@ namespace ps_resident
 
 /* What is kept of a layer. By rows, as stream_at has them: the sums that its norms read. By tiles of a sequence's rows, 16 by 16
  * columns of 16 bits, 16 bytes a lane in the order of an operand: q (scaled), k, v, merged, and the logarithms of softmax's sums
- * (lanes of q 0 and 2: [pair][row g, g + 8] of the pair's first head, of its second). */
+ * (lanes of q 0 and 2: [pair][row g, g + 8] of the pair's first head, of its second; of ANY_TILES a lane's first 8 bytes: rows g
+ * and g + 8 of head q). */
 enum { SLOT_SUM_1, SLOT_SUM_2, SLOT_Q, SLOT_K, SLOT_V, SLOT_MERGED, SLOT_LOGS, SLOTS };
 enum { SLOT_BYTES = 512, ROW_BYTES = 32 };
 
@@ -149,10 +150,20 @@ struct halves_columns {
     float scale[D], shift[D], rstd[D], centre[D], slope[D], bend[D], level[D], minus_pivot[D], one[D];
 };
 
-/* A block's units at most: up to 16 warps leave a thread 128 registers, 20 of them 96, more 80. */
-static constexpr int halves_units(int tiles)
+/* Warps of a block's units at most: up to 16 leave a thread 128 registers, 20 of them 96, more 80. */
+static constexpr int halves_warps(int tiles)
 {
-    return (tiles == 3 ? 21 : tiles == 4 ? 16 : 20) / tiles;
+    return tiles == 3 || tiles == ANY_TILES ? 21 : tiles == 4 ? 16 : 20;
+}
+
+/* A unit's place, of n rows. */
+template <class T, int TILES> static __device__ __forceinline__ place<T, D, TILES> unit_place(int n)
+{
+    if constexpr (TILES == ANY_TILES) {
+        return place<T, D, TILES>((n + 15) / 16);
+    } else {
+        return place<T, D, TILES>();
+    }
 }
 
 /* Warps that a kernel has at most, and shared memory for sums over them. */

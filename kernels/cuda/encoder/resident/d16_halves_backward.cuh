@@ -215,6 +215,13 @@ static __host__ __device__ constexpr int halves_unit_bytes(int tiles, int pieces
     return 2 * tiles * (COLUMNS_ROW + ROWS_ROW + 2 * 2 * tiles * MATRIX + pieces * HALVES_BELOW_ROW);
 }
 
+/* Of ANY_TILES, in the scores' place: less [4][2][16 tiles], floats, and where there are layers below each warp's gradients of a
+ * head's scores. */
+static __host__ __device__ constexpr int halves_any_bytes(int tiles, int pieces)
+{
+    return 2 * tiles * (COLUMNS_ROW + ROWS_ROW + pieces * HALVES_BELOW_ROW) + tiles * 512 * (pieces > 0 ? 1 + tiles : 1);
+}
+
 /* Of the embedding's gradient and patches, in rows of embed_pitch, behind a unit of the first layer. */
 static __host__ __device__ __forceinline__ int halves_patches_bytes(int tiles, int patch)
 {
@@ -224,7 +231,7 @@ static __host__ __device__ __forceinline__ int halves_patches_bytes(int tiles, i
 /* From there to the gradient of what the layer reads. Before the wait: all but the gradient that the feed-forward part has left,
  * and its sums. EMBED: the first layer's, which gives the embedding's gradients instead. */
 template <class T, int TILES, bool EMBED>
-static __global__ void __launch_bounds__(halves_units(TILES) * TILES * 32)
+static __global__ void __launch_bounds__(halves_warps(TILES) * 32)
     halves_attention_backward(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
 {
     extern __shared__ uint4 shared_memory[];
@@ -232,15 +239,18 @@ static __global__ void __launch_bounds__(halves_units(TILES) * TILES * 32)
     struct halves_columns &c = *(struct halves_columns *)(&w + 1), &input = *(struct halves_columns *)(&c + 1);
     union halves_scratch &scratch = *(union halves_scratch *)(&input + 1);
     char *const units = (char *)shared_memory + halves_front_bytes(sizeof w + sizeof input);
-    constexpr int ROWS = 2 * TILES, SCORES_ROW = ROWS * MATRIX, TO_ROWS = ROWS * COLUMNS_ROW;
-    constexpr int TO_SCORES = TO_ROWS + ROWS * ROWS_ROW, TO_BELOW = TO_SCORES + 2 * ROWS * SCORES_ROW;
-    const int pieces = !EMBED && h.residual ? h.layer : 0;
-    const int unit_bytes = halves_unit_bytes(TILES, pieces) + (EMBED ? halves_patches_bytes(TILES, x.embed.patch) : 0);
-    T *const embedding = (T *)(units + halves_unit_bytes(TILES, 0));
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
-    place<T, D, TILES> at;
+    place<T, D, TILES> at = unit_place<T, TILES>(x.n);
+    constexpr bool ANY = TILES == ANY_TILES;
+    const int pieces = !EMBED && h.residual ? h.layer : 0;
+    const int matrices = 2 * at.tiles(), scores_row = matrices * MATRIX, to_rows = matrices * COLUMNS_ROW;
+    const int to_scores = to_rows + matrices * ROWS_ROW;
+    const int to_below = to_scores + (ANY ? at.tiles() * 512 : 2 * matrices * scores_row);
+    const auto bytes_of = [&](int below) { return ANY ? halves_any_bytes(at.tiles(), below) : halves_unit_bytes(TILES, below); };
+    const int unit_bytes = bytes_of(pieces) + (EMBED ? halves_patches_bytes(at.tiles(), x.embed.patch) : 0);
+    T *const embedding = (T *)(units + bytes_of(0));
     stage_attention(w, x, h.layer);
-    fill_ones<T>(units + at.unit * unit_bytes + TO_ROWS, ROWS, ROWS_ROW, 2, at.tile * 32 + at.lane, TILES * 32);
+    fill_ones<T>(units + at.unit * unit_bytes + to_rows, matrices, ROWS_ROW, 2, at.tile * 32 + at.lane, at.tiles() * 32);
     const struct halves_norm norm = look_backward(x, h, h.layer, NORM_1);
     if (h.layer > 0) {
         set_forward(input, look_kept(x, h, h.layer - 1, NORM_2));
@@ -252,20 +262,24 @@ static __global__ void __launch_bounds__(halves_units(TILES) * TILES * 32)
     const uint32_t piece = (uint32_t)(at.lane % 8 * 16), own = (uint32_t)(at.tile * 2 + at.lane / 8 % 2),
                    half = (uint32_t)(at.lane / 16);
     const uint32_t own_columns = unit + own * COLUMNS_ROW + half * MATRIX + piece;
-    const uint32_t own_rows = unit + TO_ROWS + own * ROWS_ROW + half * MATRIX + piece;
-    const uint32_t own_below = unit + TO_BELOW + own * HALVES_BELOW_ROW + half * MATRIX + piece;
+    const uint32_t own_rows = unit + to_rows + own * ROWS_ROW + half * MATRIX + piece;
+    const uint32_t own_below = unit + to_below + own * HALVES_BELOW_ROW + half * MATRIX + piece;
     const struct d16_attention_places places = {unit + (uint32_t)(at.lane / 8 * COLUMNS_ROW) + piece,
                                                 own_columns,
-                                                unit + TO_SCORES + own * SCORES_ROW + half * MATRIX + piece,
-                                                unit + TO_SCORES + half * SCORES_ROW + own * MATRIX + piece,
+                                                unit + to_scores + own * scores_row + half * MATRIX + piece,
+                                                unit + to_scores + half * scores_row + own * MATRIX + piece,
                                                 COLUMNS_ROW,
-                                                SCORES_ROW,
-                                                ROWS * SCORES_ROW};
+                                                scores_row,
+                                                matrices * scores_row};
+    const struct d16_any_places any_places = {unit + columns_first(at.lane, COLUMNS_ROW), unit + rows_first(at.lane, COLUMNS_ROW),
+                                              own_columns, unit + to_scores,
+                                              units + at.unit * unit_bytes + to_below + matrices * pieces * HALVES_BELOW_ROW +
+                                                  (at.tile * at.tiles() * 32 + at.lane) * 16};
     uint32_t last[2];
     last_keys(last, 0xffffu, x.n, at);
     float *const partial = x.sums.partial + ((int64_t)blockIdx.x * x.layers + h.layer) * layer_sums(D, x.f);
-    const struct d16_pieces of = {unit + TO_BELOW + (uint32_t)(at.lane / 8 * HALVES_BELOW_ROW) + piece, own_below, pieces,
-                                  HALVES_BELOW_ROW, ROWS * HALVES_BELOW_ROW};
+    const struct d16_pieces of = {unit + to_below + all_rows<TILES>(at.lane, HALVES_BELOW_ROW), own_below, pieces, HALVES_BELOW_ROW,
+                                  matrices * HALVES_BELOW_ROW};
     const bool top = h.layer + 1 == x.layers;
     const int64_t further = h.tiles * SLOT_BYTES;
     struct halves_sums sums;
@@ -291,7 +305,7 @@ static __global__ void __launch_bounds__(halves_units(TILES) * TILES * 32)
         }
         take_rows(a, slot_at(h, h.layer, SLOT_MERGED, tile, at.lane), at);
         ps_stmatrix4_at(own_rows + 3 * MATRIX, a);
-        take_below(own_below, ROWS * HALVES_BELOW_ROW, pieces, h, at);
+        take_below(own_below, matrices * HALVES_BELOW_ROW, pieces, h, at);
         if (h.layer > 0) {
             take_stream(before, stream_at(h, h.layer - 1, SLOT_SUM_2, at), at);
             unpack_operand<T>(v, before);
@@ -319,8 +333,8 @@ static __global__ void __launch_bounds__(halves_units(TILES) * TILES * 32)
             pack_operand<T>(more_q, of_q[0], of_q[1]);
             pack_operand<T>(more_k, of_k[0], of_k[1]);
         }
-        const char *const logs = slot_at(h, h.layer, SLOT_LOGS, tile, at.g * 4);
-        const float4 sums0 = __ldcg((const float4 *)logs), sums1 = __ldcg((const float4 *)(logs + 32));
+        const char *const logs = slot_at(h, h.layer, SLOT_LOGS, tile, ANY ? at.lane : at.g * 4);
+        const float4 sums0 = __ldcg((const float4 *)logs), sums1 = ANY ? float4() : __ldcg((const float4 *)(logs + 32));
         if (first) {
             ps_grid_begin();
         }
@@ -340,14 +354,25 @@ static __global__ void __launch_bounds__(halves_units(TILES) * TILES * 32)
         multiply16_transposed(dx, branch, w.w_o, LD, at);
         pack_operand<T>(a, dx[0], dx[1]);
         ps_stmatrix4_at(own_columns + 6 * MATRIX, a);
+        if constexpr (ANY) {
+            __syncwarp();
+            ps_ldmatrix4_at(a, own_rows + 3 * MATRIX);
+            leave_less(unit + to_scores, dx, a, make_float2(sums0.x, sums0.y), x, at);
+        }
         at.sync();
-        ps_ldmatrix4_at(a, own_rows + 3 * MATRIX);
-        less_delta<T>(delta, dx, a, at.q);
+        if constexpr (!ANY) {
+            ps_ldmatrix4_at(a, own_rows + 3 * MATRIX);
+            less_delta<T>(delta, dx, a, at.q);
+        }
 
         uint32_t dq[4], dk[4], dv[4];
         char *const pieces_at = piece_at(h, h.layer, 0, tile, at.lane);
         const struct d16_piece_gradients to = {pieces_at, pieces_at + further, 2 * further};
-        attention_backward(dq, dk, dv, delta, sums0, sums1, places, of, to, last, x.scale, at);
+        if constexpr (ANY) {
+            attention_backward(dq, dk, dv, any_places, of, to, last, x, at);
+        } else {
+            attention_backward(dq, dk, dv, delta, sums0, sums1, places, of, to, last, x.scale, at);
+        }
         if (h.residual && !top) {
             add_operand<T>(dq, more_q);
             add_operand<T>(dk, more_k);
@@ -381,7 +406,7 @@ static __global__ void __launch_bounds__(halves_units(TILES) * TILES * 32)
         __syncthreads();
         if (warp >= 8 && warp < 12) {
             put_attention_sums<T, TILES>(partial, partial + (4 * D + 2 * x.f) * D, warp, first_unit, COLUMNS_ROW,
-                                         first_unit + TO_ROWS, ROWS_ROW, x.block_units, unit_bytes, !first, at);
+                                         first_unit + to_rows, ROWS_ROW, x.block_units, unit_bytes, !first, at);
         } else if (EMBED) {
             for (int job = warp < 8 ? warp : warp - 4; job < embed_jobs<D>(x); job += (int)blockDim.x / 32 - 4) {
                 embed_gradient(x, job, embedding, unit_bytes / 2, first, at);

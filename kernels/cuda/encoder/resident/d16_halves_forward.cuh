@@ -39,22 +39,28 @@ static __device__ __forceinline__ void add_moments(struct halves_sums &sums, flo
     sums.add(v, v, at);
 }
 
+/* The lane's place in matrices of all rows: the first column's of four tiles' halves, or columns first. */
+template <int TILES> static __device__ __forceinline__ uint32_t all_rows(int lane, int row)
+{
+    return TILES == ANY_TILES ? columns_first(lane, row) : (uint32_t)(lane / 8 * row + lane % 8 * 16);
+}
+
 /* A lane's place in its unit's matrices from kv on: of operands of all rows, and of its own tile's; then those of the layers below.
  */
 template <int TILES> struct halves_rows {
-    static constexpr int PIECE_BYTES = 2 * TILES * HALVES_BELOW_ROW;
     uint32_t all, own;
+    int piece_bytes;
     struct d16_pieces below;
 
     template <class P>
     __device__ __forceinline__ halves_rows(uint32_t kv, int pieces, const P &at)
-        : all(kv + (uint32_t)(at.lane / 8 * KV_ROW + at.lane % 8 * 16)),
-          own(kv + (uint32_t)(at.tile * 2 * KV_ROW + at.lane / 8 % 2 * KV_ROW + at.lane / 16 * MATRIX + at.lane % 8 * 16))
+        : all(kv + all_rows<TILES>(at.lane, KV_ROW)), own(kv + (uint32_t)(at.tile * 2 * KV_ROW) + rows_first(at.lane, KV_ROW)),
+          piece_bytes(2 * at.tiles() * HALVES_BELOW_ROW)
     {
-        const uint32_t first = kv + 2 * TILES * KV_ROW + (uint32_t)(at.lane % 8 * 16);
-        below = {first + (uint32_t)(at.lane / 8 * HALVES_BELOW_ROW),
-                 first + (uint32_t)((at.tile * 2 + at.lane / 8 % 2) * HALVES_BELOW_ROW + at.lane / 16 * MATRIX), pieces,
-                 HALVES_BELOW_ROW, PIECE_BYTES};
+        const uint32_t first = kv + 2 * at.tiles() * KV_ROW;
+        below = {first + all_rows<TILES>(at.lane, HALVES_BELOW_ROW),
+                 first + (uint32_t)(at.tile * 2 * HALVES_BELOW_ROW) + rows_first(at.lane, HALVES_BELOW_ROW), pieces,
+                 HALVES_BELOW_ROW, piece_bytes};
     }
 };
 
@@ -95,15 +101,15 @@ static __device__ __forceinline__ void finish_hidden(float (&y)[2][4], const hal
  * kernel before may have written parameters and the step, so that windows, normalised, and masks are those of the step that the
  * forward before expected next, and are made again where it is another. */
 template <class T, int TILES, bool EMBED>
-static __global__ void __launch_bounds__(halves_units(TILES) * TILES * 32)
+static __global__ void __launch_bounds__(halves_warps(TILES) * 32)
     halves_attention(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
 {
     extern __shared__ uint4 shared_memory[];
     halves_attention_weights<T> &w = *(halves_attention_weights<T> *)shared_memory;
     struct halves_columns &c = *(struct halves_columns *)(&w + 1);
     union halves_scratch &scratch = *(union halves_scratch *)(&c + 1);
-    const int pieces = !EMBED && h.residual ? h.layer : 0, unit_bytes = halves_keys_bytes(TILES, pieces);
-    place<T, D, TILES> at;
+    place<T, D, TILES> at = unit_place<T, TILES>(x.n);
+    const int pieces = !EMBED && h.residual ? h.layer : 0, unit_bytes = halves_keys_bytes(at.tiles(), pieces);
     float *const values = (float *)((char *)shared_memory + halves_front_bytes(sizeof w)) + at.unit * unit_bytes / 4;
     struct ahead now = {0, 0};
     if (!EMBED) {
@@ -117,7 +123,7 @@ static __global__ void __launch_bounds__(halves_units(TILES) * TILES * 32)
     const halves_rows<TILES> rows(ps_shared_address((char *)shared_memory + halves_front_bytes(sizeof w) + at.unit * unit_bytes),
                                   pieces, at);
     uint32_t last[2];
-    last_keys(last, ps_one<T>, x.n, at);
+    last_keys(last, TILES == ANY_TILES ? 0xffffu : ps_one<T>, x.n, at);
     struct halves_sums sums;
     for (int group = (int)blockIdx.x; group * x.block_units < (int)x.units; group += (int)gridDim.x) {
         const bool first = group == (int)blockIdx.x;
@@ -128,7 +134,7 @@ static __global__ void __launch_bounds__(halves_units(TILES) * TILES * 32)
         if (!first) {
             at.sync(); /* the units before have been read */
         }
-        take_below(rows.below.own, rows.PIECE_BYTES, pieces, h, at);
+        take_below(rows.below.own, rows.piece_bytes, pieces, h, at);
         const auto draw = [&]() {
             if (x.threshold) {
                 bits = new_masks(x, now.step, 3 * h.layer, D, 0, NULL, at);
@@ -220,10 +226,14 @@ static __global__ void __launch_bounds__(halves_units(TILES) * TILES * 32)
             }
         });
         at.sync();
-        attention(a, logs, q, rows.all, rows.below, last, x.n, at);
+        if constexpr (TILES == ANY_TILES) {
+            attention(a, logs, q, rows.all, rows.own - at.tile * 2 * KV_ROW + 2 * MATRIX, rows.below, last, x, at);
+        } else {
+            attention(a, logs, q, rows.all, rows.below, last, x.n, at);
+        }
         if (h.training) {
             leave_operand(slot_at(h, h.layer, SLOT_MERGED, tile, at.lane), a);
-            if (at.q % 2 == 0) {
+            if (TILES == ANY_TILES || at.q % 2 == 0) {
                 *(float4 *)slot_at(h, h.layer, SLOT_LOGS, tile, at.lane) = make_float4(logs[0], logs[1], logs[2], logs[3]);
             }
         }
@@ -367,7 +377,7 @@ static __host__ __device__ constexpr int halves_evaluation_bytes(int layer, int 
 /* The whole encoder, in the operations of the kernels above. Rows stay in registers, rounded where those leave them; q and k of the
  * layers below stay in shared memory, and so do all parameters, which come before the wait. */
 template <class T, int TILES, enum ps_activation ACTIVATION>
-static __global__ void __launch_bounds__(halves_units(TILES) * TILES * 32)
+static __global__ void __launch_bounds__(halves_warps(TILES) * 32)
     halves_evaluation(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
 {
     extern __shared__ uint4 shared_memory[];
@@ -438,7 +448,7 @@ static __global__ void __launch_bounds__(halves_units(TILES) * TILES * 32)
                 uint32_t left[4];
                 copy_operand(left, operand);
                 clear_missing(left, at);
-                ps_stmatrix4_at(to + l * rows.PIECE_BYTES, left);
+                ps_stmatrix4_at(to + l * rows.piece_bytes, left);
             };
             const bool is_read = h.residual && l + 1 < x.layers; /* by layers above */
             if (!first || l > 0) {

@@ -149,19 +149,21 @@ static __device__ __forceinline__ uint64_t operand(uint32_t address, int row)
     return (uint64_t)(MATRIX / 16) << 32 | (uint32_t)(row / 16) << 16 | (address >> 4 & 0x3fff);
 }
 
-/* d = a' b over the rows of `units` times TILES tiles, `unit` bytes apart; a and b are addresses of the first one's. */
+/* d = a' b over the rows of `units` times TILES (or `tiles`) tiles, `unit` bytes apart; a and b are addresses of the first one's.
+ */
 template <class T, int TILES, int COLUMNS>
 static __device__ __forceinline__ void block_product(float (&d)[COLUMNS][4], uint32_t a, int a_row, uint32_t b, int b_row,
-                                                     int units, int unit)
+                                                     int units, int unit, int tiles = TILES)
 {
+    constexpr int AT_ONCE = TILES == ANY_TILES ? 1 : TILES;
     uint64_t from = operand(a, a_row), by = operand(b, b_row);
     clear(d);
     ps_pin(d);
     ps_wgmma_begin();
 #pragma unroll 1
     for (int i = 0; i < units; i++) {
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++) {
+#pragma unroll AT_ONCE
+        for (int tile = 0; tile < (TILES == ANY_TILES ? tiles : TILES); tile++) {
             ps_wgmma_onto<T, 1, 1>(d, from + (uint32_t)(tile * 2 * a_row / 16), by + (uint32_t)(tile * 2 * b_row / 16));
         }
         from += (uint32_t)(unit / 16);
@@ -250,7 +252,7 @@ static __device__ __forceinline__ void put_attention_sums(float *sums, float *bi
                                                           bool onto, const P &at)
 {
     float d[5][4];
-    block_product<T, TILES>(d, columns, columns_row, rows, rows_row, units, unit);
+    block_product<T, TILES>(d, columns, columns_row, rows, rows_row, units, unit, at.tiles());
     const int row = warp % 4 * 16 + at.g;
     if (warp == 11) {
         put_sums(sums, row, row + 8, d[3], d[4], at.q, onto);

@@ -15,6 +15,38 @@ enum { D = 16, F = 128, NT = 3, THREADS = 672, DRAWING = 96, MATRIX = 128 };
 /* Bytes of a row of a unit's matrices backward: of attention's columns, of rows beside ones, of staged hidden columns. */
 enum { COLUMNS_ROW = 8 * MATRIX, ROWS_ROW = 5 * MATRIX, STAGED_ROW = 16 * MATRIX };
 
+/* A unit of as many tiles as is told at run time. */
+enum { ANY_TILES = 0 };
+
+template <class T> struct place<T, D, ANY_TILES> : place<T, D, 1> {
+    int count;
+
+    __device__ __forceinline__ explicit place(int tiles) : count(tiles)
+    {
+        const int warp = (int)threadIdx.x / 32;
+        this->unit = warp / tiles;
+        this->tile = warp - this->unit * tiles;
+        this->row = this->tile * 16;
+    }
+    __device__ __forceinline__ int tiles() const
+    {
+        return count;
+    }
+    __device__ __forceinline__ void take(const encoder<T> &x, int64_t u)
+    {
+        place<T, D, 1>::take(x, u);
+        this->global_tile = u * count + this->tile;
+    }
+    __device__ __forceinline__ void sync() const
+    {
+        if (count == 1) {
+            __syncwarp();
+        } else {
+            ps_barrier(1 + this->unit, count * 32);
+        }
+    }
+};
+
 template <class T> using d16_place = place<T, D, NT>;
 enum { LD = D + 8, LD_QKV = 3 * D + 8, LD_F = F + 8 }; /* rows of 16 bytes more: 8 rows of 16 bytes lie in all banks */
 

@@ -198,6 +198,10 @@ template <class T, int D, int NT> struct place {
         other = (lane & 7) + (lane >> 1 & 8);
         across = lane & 8;
     }
+    __device__ __forceinline__ constexpr int tiles() const
+    {
+        return NT;
+    }
     __device__ __forceinline__ void take(const encoder<T> &x, int64_t u)
     {
         const int i = tile * 16 + g;
