@@ -138,7 +138,15 @@ static __device__ __forceinline__ void ps_tensor_copy4(uint32_t to, const CUtens
                  : "memory");
 }
 
-/* Of a five-dimensional one. */
+/* A box of shared memory, published, to such a tensor, in the thread's group of stores. */
+static __device__ __forceinline__ void ps_tensor_store4(const CUtensorMap *map, uint32_t from, int i0, int i1, int i2, int i3)
+{
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(from),
+                 "r"(i0), "r"(i1), "r"(i2), "r"(i3)
+                 : "memory");
+}
+
+/* The first of a five-dimensional one. */
 static __device__ __forceinline__ void ps_tensor_copy5(uint32_t to, const CUtensorMap *map, int i0, int i1, int i2, int i3, int i4,
                                                        uint32_t barrier)
 {
@@ -148,7 +156,7 @@ static __device__ __forceinline__ void ps_tensor_copy5(uint32_t to, const CUtens
                  : "memory");
 }
 
-/* A box of shared memory, published, to such a tensor, in the thread's group of stores. */
+/* The second. */
 static __device__ __forceinline__ void ps_tensor_store5(const CUtensorMap *map, uint32_t from, int i0, int i1, int i2, int i3,
                                                         int i4)
 {
@@ -157,7 +165,7 @@ static __device__ __forceinline__ void ps_tensor_store5(const CUtensorMap *map, 
                  : "memory");
 }
 
-/* The same, added to what is there, elements of the map's type: by L2, each sum rounded. */
+/* The second, added to what is there, elements of the map's type: by L2, each sum rounded. */
 static __device__ __forceinline__ void ps_tensor_add5(const CUtensorMap *map, uint32_t from, int i0, int i1, int i2, int i3, int i4)
 {
     asm volatile(
