@@ -308,16 +308,6 @@ struct beside {
     eight addend[2], more[2];
 };
 
-static __device__ __forceinline__ uint4 load_once(const uint4 *from)
-{
-    uint4 v;
-    asm volatile("ld.global.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from), "l"(ps_cache_once())
-                 : "memory");
-    return v;
-}
-
 /* What a step reads of them. */
 template <typename T, int N, int HALVES, enum ps_finish FINISH, bool COUNTED>
 static __device__ __forceinline__ void fetch(const struct call &x, struct beside &b, const struct corner &corner, int step)
@@ -332,7 +322,7 @@ static __device__ __forceinline__ void fetch(const struct call &x, struct beside
         b.addend[i].words = b.more[i].words = make_uint4(0, 0, 0, 0);
         if (row < corner.rows && column < corner.columns) {
             if (READS && from) {
-                b.addend[i].words = FINISH == PS_FINISH_SLOPE ? load_once((const uint4 *)(from + corner.at + at))
+                b.addend[i].words = FINISH == PS_FINISH_SLOPE ? ps_load_once((const uint4 *)(from + corner.at + at))
                                                               : *(const uint4 *)(from + corner.at + at);
             }
             if (FINISH == PS_FINISH_SUM && COUNTED) {

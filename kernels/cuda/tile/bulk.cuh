@@ -240,6 +240,16 @@ static __device__ __forceinline__ void ps_store_keep(float4 *to, float4 v)
 }
 
 /* Of what is not kept in L2. */
+static __device__ __forceinline__ uint4 ps_load_once(const uint4 *from)
+{
+    uint4 v;
+    asm volatile("ld.global.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from), "l"(ps_cache_once())
+                 : "memory");
+    return v;
+}
+
 static __device__ __forceinline__ void ps_store_once(uint4 *to, uint4 v)
 {
     asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w),
