@@ -125,7 +125,7 @@ static const struct choice {
     /* whole sequences that fill a tile, or do not */
     {PS_PRECISION_BF16, 64, 21, 400, 96, 16, 19, 128, 16, 256, 2, 0.2,
      "streamed/real16 bf16, d_model 128, 16 heads, d_ff 256, 19 patches, layers"},
-    {PS_PRECISION_BF16, 64, 21, 400, 96, 16, 26, 128, 8, 256, 2, 0.2,
+    {PS_PRECISION_BF16, 128, 21, 400, 96, 16, 26, 128, 8, 256, 2, 0.2,
      "streamed/real16 bf16, d_model 128, 8 heads, d_ff 256, 26 patches, layers, slower"},
     {PS_PRECISION_BF16, 64, 21, 400, 96, 16, 43, 128, 16, 256, 2, 0.2,
      "streamed/real16 bf16, d_model 128, 16 heads, d_ff 256, 43 patches, layers, slower"},
@@ -135,6 +135,8 @@ static const struct choice {
      "streamed/real16 bf16, d_model 128, 16 heads, d_ff 512, 58 patches, layers"},
     {PS_PRECISION_BF16, 64, 21, 480, 96, 16, 58, 128, 8, 512, 2, 0.2,
      "streamed/real16 bf16, d_model 128, 8 heads, d_ff 512, 58 patches, layers, slower"},
+    {PS_PRECISION_BF16, 16, 21, 456, 96, 16, 56, 128, 8, 256, 3, 0.2,
+     "streamed/real16 bf16, d_model 128, 8 heads, d_ff 256, 56 patches, layers"},
     {PS_PRECISION_BF16, 64, 21, 336, 96, 16, 36, 128, 4, 256, 2, 0.2,
      "streamed/real16 bf16, d_model 128, 4 heads, d_ff 256, 36 patches, layers, slower"},
     {PS_PRECISION_BF16, 128, 7, 336, 96, 16, 42, 256, 16, 512, 3, 0, NULL},

@@ -590,15 +590,16 @@ static enum ps_status pad_weights(const struct ps_kernels *k, const struct ps_en
 
 /* As measured (docs/benchmarks.md). A tile costs the same whatever d is and whatever of its rows whole sequences fill, while level
  * gemm pays for what is there: a row about as much as 128 columns more, and columns by 16, those of heads in whole 8 among them.
- * And the kernels of wider heads have too few registers for many patches. But where tiles are as few as multiprocessors the other
- * level has many launches, and very few leave multiprocessors idle. */
+ * Its many launches cost some tiles more: where there are no more tiles than multiprocessors that decides, but very few leave
+ * multiprocessors idle. And the kernels of wider heads have too few registers for many patches. */
 static bool is_slower(const struct layer *l)
 {
     const int64_t tiles = tiles_of(l), all = l->context->multiprocessors, n = l->patches, e = l->d_model / l->n_heads;
-    const int64_t taken = 1 << head_bits_of(l), least = taken > 16 ? (n > 32 ? 124 : 112) : taken > 8 ? (n > 48 ? 117 : 108) : 110;
+    const int64_t taken = 1 << head_bits_of(l), least = taken > 16 ? (n > 32 ? 129 : 116) : taken > 8 ? (n > 48 ? 121 : 112) : 116;
     const int64_t wide = (e + 7) / 8 * 8 * l->n_heads, columns = ((wide > l->d_model ? wide : l->d_model) + 15) / 16 * 16;
+    const int64_t filled = ROWS / n * n * (128 + columns) / 2, launches = all * 3 / 16;
     return tiles < (all + 4) / 5 || l->d_model <= 64 || (taken > 16 && n > 48) ||
-           (tiles > all && ROWS / n * n * (128 + columns) < least * 256);
+           (tiles > all && (tiles - launches) * least * ROWS > tiles * filled);
 }
 
 static enum ps_status streamed_plan(const struct ps_kernels *k, const struct ps_encoder_request *r, struct ps_encoder_plan *plan)
