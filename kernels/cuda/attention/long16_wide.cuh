@@ -1,8 +1,8 @@
 /* attention/long16.cu's kernels by wgmma, of heads of more than 32 columns: a warpgroup has 64 queries or keys of a head, and the
  * other side passes by in tiles of 64 rows, which the copy engine brings to a ring ahead and all warpgroups of a block read.
  * Weights and gradients, rounded, are the next product's left operand as they lie in registers; all else is panels of 64 columns,
- * of which the last of a head is filled with zeros (tile/wgmma.cuh). A multiprocessor has as many warpgroups as registers allow, two
- * to four, in blocks of one or more: while one finds powers the others multiply.
+ * of which the last of a head is filled with zeros (tile/wgmma.cuh). A multiprocessor has as many warpgroups as registers allow,
+ * two to four, in blocks of one or more: while one finds powers the others multiply.
  *
  * Forward takes off the largest score of a row so far, and a new one only where weights would pass 2^8. Backward is two kernels, by
  * queries for dq, with delta on the way, and by keys for dk and dv.
