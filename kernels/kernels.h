@@ -823,13 +823,13 @@ struct ps_kernels {
     /* Whether attention's products take heads where they lie in their rows, of `head` columns, faster than split and merged, as
      * measured (docs/experiments/products.md). NULL: they do not. */
     int (*strided_heads_faster)(const struct ps_kernels *k, int64_t patches, int64_t head);
+    /* The columns that a head of `head` lies in where attention by tiles is faster so, those behind them zero, in pieces as
+     * attention_faster has them; pad_heads makes the weights for them. NULL: as many. */
+    int64_t (*attention_columns)(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces);
     void *context; /* the backend's own */
 #define PS_X(name, kind, tensors, flops) enum ps_status (*name)(const struct ps_kernels *k, const struct ps_##name *arguments);
     PS_KERNEL_LIST(PS_X)
 #undef PS_X
-    /* The columns that a head of `head` lies in where attention by tiles is faster so, those behind them zero, in pieces as
-     * attention_faster has them; pad_heads makes the weights for them. NULL: as many. */
-    int64_t (*attention_columns)(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces);
     /* Before the first encoder_forward: takes the workspace for up to shape->sequences. PS_UNSUPPORTED, with the sizes, when they
      * are not served. NULL where the entries are. */
     enum ps_status (*encoder_prepare)(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,

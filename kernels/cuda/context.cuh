@@ -95,7 +95,6 @@ void ps_cuda_encoder_plans_free(struct ps_cuda_context *c);
 const char *ps_cuda_gemm_way(const struct ps_kernels *k, enum ps_op op, const void *arguments);
 int ps_cuda_strided_heads_faster(const struct ps_kernels *k, int64_t patches, int64_t head);
 int ps_cuda_attention_faster(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces);
-/* ops/head_split.cu */
 int64_t ps_cuda_attention_columns(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces);
 const char *ps_cuda_attention_way(const struct ps_kernels *k, enum ps_op op, const void *arguments);
 

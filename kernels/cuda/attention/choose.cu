@@ -172,3 +172,14 @@ int ps_cuda_attention_faster(const struct ps_kernels *k, int64_t patches, int64_
     return held || (patches >= (k->precision == PS_FP32 ? LEAST_FP32 : LEAST_TF32) && patches <= PS_ATTENTION_PATCHES &&
                     head * pieces <= NARROW);
 }
+
+/* In 16 bits from sm_90 on, where the copy engine brings rows of whole 16 bytes; narrower heads would be mostly zeros. */
+int64_t ps_cuda_attention_columns(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces)
+{
+    enum { UNIT = 8, NARROWEST = 4 };
+    (void)patches;
+    const int64_t wide = (head + UNIT - 1) / UNIT * UNIT;
+    const bool pads =
+        k->real != PS_F32 && ps_cuda(k)->compute_capability >= 90 && head >= NARROWEST && wide * pieces <= PS_ATTENTION_HEAD16;
+    return pads ? wide : head;
+}

@@ -15,7 +15,6 @@
  *
  * pad_heads =; bytes of 16 bits 2 (e + e') (4 d h), flops none. unpad_heads +=, and its source = 0; bytes 8 (e + e') (4 d h), flops
  * 4 d h e, each for a layer. The launch bounds both. */
-#include "kernels/cuda/attention/attention.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/divide.cuh"
 #include "kernels/cuda/tile/vector.cuh"
@@ -222,15 +221,4 @@ extern "C" enum ps_status ps_cuda_unpad_heads(const struct ps_kernels *k, const 
     PS_TRY(paddings_of(op, few, many, PS_F32, &p));
     ps_cuda_launch(ps_cuda(k), unpad_gradients, blocks_of(&p), THREADS, 0, p);
     PS_CUDA_LAUNCHED(op);
-}
-
-/* In 16 bits from sm_90 on, where the copy engine brings rows of whole 16 bytes; narrower heads would be mostly zeros. */
-int64_t ps_cuda_attention_columns(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces)
-{
-    enum { UNIT = 8, NARROWEST = 4 };
-    (void)patches;
-    const int64_t wide = (head + UNIT - 1) / UNIT * UNIT;
-    const bool pads =
-        k->real != PS_F32 && ps_cuda(k)->compute_capability >= 90 && head >= NARROWEST && wide * pieces <= PS_ATTENTION_HEAD16;
-    return pads ? wide : head;
 }

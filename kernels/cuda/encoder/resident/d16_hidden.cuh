@@ -149,8 +149,7 @@ static __device__ __forceinline__ uint64_t operand(uint32_t address, int row)
     return (uint64_t)(MATRIX / 16) << 32 | (uint32_t)(row / 16) << 16 | (address >> 4 & 0x3fff);
 }
 
-/* d = a' b over the rows of `units` times TILES (or `tiles`) tiles, `unit` bytes apart; a and b are addresses of the first one's.
- */
+/* d = a' b over the rows of `units` times TILES (or `tiles`) tiles, `unit` bytes apart; a and b: addresses of the first one's. */
 template <class T, int TILES, int COLUMNS>
 static __device__ __forceinline__ void block_product(float (&d)[COLUMNS][4], uint32_t a, int a_row, uint32_t b, int b_row,
                                                      int units, int unit, int tiles = TILES)
