@@ -21,14 +21,16 @@ enum {
     MOST_HELD = 226 * 1024, /* bytes of shared memory */
 };
 
-/* All threads: barriers for the right operand and, behind it, for each crew's ring. */
+/* All threads: barriers for the right operand and, behind it, for each crew's ring; where READERS share one, half of these are
+ * theirs. */
+template <int READERS = 1>
 static __device__ __forceinline__ void open_barriers(const CUtensorMap &a_map, const CUtensorMap &b_map, uint32_t held_full)
 {
     if (threadIdx.x == 0) {
         ps_tensor_prefetch(&a_map);
         ps_tensor_prefetch(&b_map);
         for (int i = 0; i < 1 + CREWS * MOST_DEPTH; i++) {
-            ps_mbarrier_init(held_full + 8 * i, 1);
+            ps_mbarrier_init(held_full + 8 * i, i > CREWS * MOST_DEPTH / 2 ? READERS : 1);
         }
         ps_mbarrier_publish();
     }

@@ -2,11 +2,13 @@
  * or RMSNorm of what was written (RESIDUAL), or in place of the product its backward (SUM). The norm's pass over rows would read
  * them again, backward's what the product had written for it alone.
  *
- * As in wgmma16_held.cuh a block holds the right operand, here all of its columns, up to 64, and its warpgroups let tiles of 64
- * rows pass, each by itself. The held columns change places first, so that what wgmma leaves a lane is 8 neighbouring columns of
- * each 32: sums go out from the registers that they are in, and a row's sums are those of four lanes. The sums over rows of a
- * norm's backward stay in registers, a lane's columns being always the same, and leave a block as one row of partial sums; for
- * these it has fewer warpgroups. The last rows come first: the kernel before has just written them, and L2 still has them.
+ * As in wgmma16_held.cuh a block holds the right operand, here all of its columns, up to 128, and its warpgroups let tiles of 64
+ * rows pass: of up to 64 columns each by itself, else side by side in teams, of which each has a part of the columns. These read
+ * the same panels and tell one another what they have of a row's sums. The held columns change places first, so that what wgmma
+ * leaves a lane is 8 neighbouring columns of each 32: sums go out from the registers that they are in, and a row's sums are those
+ * of four lanes. The sums over rows of a norm's backward stay in registers, a lane's columns being always the same, and leave a
+ * block as one row of partial sums; for these it has fewer warpgroups. The last rows come first: the kernel before has just written
+ * them, and L2 still has them.
  *
  * Bytes: 2 m k, 2 k n for each block, and 2 m n for each of c, addend, normed, x and masked; 8 m of statistics; backward 12 n for
  * each block's partial sums (L2). FLOPs 2 m n k + 8 m n, of backward 14 m n. Memory bounds it. */
@@ -29,8 +31,34 @@ struct norm {
     float epsilon;
 };
 
-/* Warpgroups: SUM's sums over rows want registers. */
-template <int N, enum ps_finish FINISH> static constexpr int most_crews = FINISH == PS_FINISH_SUM ? (N > 32 ? 3 : CREWS) : CREWS;
+/* Warpgroups, in teams of TEAM that have N columns each: SUM's sums over rows want registers. */
+template <int N, int TEAM, enum ps_finish FINISH>
+static constexpr int most_crews = (FINISH == PS_FINISH_SUM && N > 32 ? 3 : CREWS) / TEAM *TEAM;
+
+/* Panels of a team's ring: where warpgroups share it, half of the barriers say that they have read. */
+template <int N, int TEAM, enum ps_finish FINISH>
+static constexpr int most_depth = TEAM == 1 ? MOST_DEPTH : CREWS *MOST_DEPTH / 2 / (most_crews<N, TEAM, FINISH> / TEAM);
+
+/* The warps of a team that have the same 16 rows. */
+template <int TEAM> struct meeting {
+    float2 (*room)[TEAM]; /* a line a row of the tile */
+    int part, barrier;
+
+    /* What each of them has of its lanes' two rows; the next meeting is in another room. */
+    __device__ __forceinline__ void gather(float2 (&all)[2][TEAM], const float2 (&mine)[2]) const
+    {
+        float2(*const lines)[TEAM] = room + (int)threadIdx.x % 128 / 32 * 16 + (int)threadIdx.x % 32 / 4;
+        if (threadIdx.x % 4 == 0) {
+            lines[0][part] = mine[0];
+            lines[8][part] = mine[1];
+        }
+        ps_barrier(barrier, 32 * TEAM);
+#pragma unroll
+        for (int i = 0; i < 2 * TEAM; i++) {
+            all[i / TEAM][i % TEAM] = lines[i / TEAM * 8][i % TEAM];
+        }
+    }
+};
 
 /* What a lane has of a warp's 16 rows: of two, 8 neighbouring columns of each group of 32. */
 template <int N> struct lane_part {
@@ -107,7 +135,7 @@ static __device__ __forceinline__ beside_rows<N> fetch_rows(const struct call &x
         }
 #pragma unroll
         for (int group = 0; group < own::GROUPS; group++) {
-            const bool inside = here && own::column(group) < x.n;
+            const bool inside = here && own::column(group) < corner.columns;
             b.addend[i][group].words = b.x[i][group].words = make_uint4(0, 0, 0, 0);
             if (inside && x.addend) {
                 b.addend[i][group].words = *(const uint4 *)((const T *)x.addend + row_at + 32 * group);
@@ -145,18 +173,20 @@ static __device__ __forceinline__ struct ps_block draw(const struct call &x, con
 }
 
 /* RESIDUAL: c, and the norm of c as it is stored. */
-template <typename T, int N>
+template <typename T, int N, int TEAM>
 static __device__ __forceinline__ void norm_forward(const struct call &x, const struct norm &norm, float (&sum)[N / 8][4],
                                                     const struct beside_rows<N> &beside, const struct ps_block (&draws)[2][N / 32],
-                                                    const struct parameters<N> &parameters, const struct corner &corner, int64_t at,
-                                                    int64_t row0)
+                                                    const struct parameters<N> &parameters, const struct meeting<TEAM> &meeting,
+                                                    const struct corner &corner, int64_t at, int64_t row0)
 {
     using own = lane_part<N>;
     const bool dropped = x.dropout.threshold, centred = norm.mean;
     const float scale = dropped ? x.dropout.scale : 1.0f, share = 1.0f / (float)x.n;
+    const float own_share = 1.0f / (float)min(N, corner.columns);
     const uint32_t least = x.dropout.threshold << 16;
     T *const c = (T *)x.c + at, *const normed = (T *)norm.normed + at;
-    float all[2] = {}, mean[2] = {}, rstd[2];
+    float all[2] = {}, mean[2] = {}, rstd[2], shift[2] = {};
+    float2 mine[2];
 #pragma unroll
     for (int group = 0; group < own::GROUPS; group++) {
         float bias[8];
@@ -188,7 +218,7 @@ static __device__ __forceinline__ void norm_forward(const struct call &x, const 
                 v[j] = fmaf(own::of(sum, i, group, j), scale, v[j]);
             }
             pack<T>(words, v);
-            if (own::row(i) < corner.rows && own::column(group) < x.n) {
+            if (own::row(i) < corner.rows && own::column(group) < corner.columns) {
                 put(c + i * 8 * x.ldc + 32 * group, words);
             }
             unpack<T>(v, words);
@@ -203,7 +233,7 @@ static __device__ __forceinline__ void norm_forward(const struct call &x, const 
     if (centred) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            mean[i] = ps_quad_sum(all[i]) * share;
+            mean[i] = ps_quad_sum(all[i]) * own_share;
         }
     }
 #pragma unroll
@@ -218,9 +248,35 @@ static __device__ __forceinline__ void norm_forward(const struct call &x, const 
                 one -= mean[i];
                 part = fmaf(one, one, part);
             }
-            squares += own::column(group) < x.n ? part : 0.0f;
+            squares += own::column(group) < corner.columns ? part : 0.0f;
         }
-        rstd[i] = rsqrtf(ps_quad_sum(squares) * share + norm.epsilon);
+        mine[i] = make_float2(mean[i], ps_quad_sum(squares));
+    }
+    if constexpr (TEAM > 1) { /* about a warp's own mean */
+        float2 parts[2][TEAM];
+        meeting.gather(parts, mine);
+        const float last = (float)(x.n - (TEAM - 1) * N);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float whole = parts[i][TEAM - 1].x * last, squares = 0;
+#pragma unroll
+            for (int p = 0; p < TEAM - 1; p++) {
+                whole = fmaf(parts[i][p].x, (float)N, whole);
+            }
+            whole *= share;
+#pragma unroll
+            for (int p = 0; p < TEAM; p++) {
+                const float away = parts[i][p].x - whole;
+                squares += fmaf(away * away, p < TEAM - 1 ? (float)N : last, parts[i][p].y);
+            }
+            shift[i] = mean[i] - whole;
+            mine[i] = make_float2(whole, squares);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        rstd[i] = rsqrtf(mine[i].y * share + norm.epsilon);
+        shift[i] *= rstd[i];
     }
 #pragma unroll
     for (int group = 0; group < own::GROUPS; group++) {
@@ -233,31 +289,31 @@ static __device__ __forceinline__ void norm_forward(const struct call &x, const 
             eight words;
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                v[j] = fmaf(own::of(sum, i, group, j) * rstd[i], gamma[j], beta[j]);
+                v[j] = fmaf(fmaf(own::of(sum, i, group, j), rstd[i], shift[i]), gamma[j], beta[j]);
             }
             pack<T>(words, v);
-            if (own::row(i) < corner.rows && own::column(group) < x.n) {
+            if (own::row(i) < corner.rows && own::column(group) < corner.columns) {
                 put(normed + i * 8 * x.ldc + 32 * group, words);
             }
         }
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        if (threadIdx.x % 4 == 0 && own::row(i) < corner.rows) {
+        if (threadIdx.x % 4 == 0 && meeting.part == 0 && own::row(i) < corner.rows) {
             norm.rstd[row0 + own::row(i)] = rstd[i];
             if (centred) {
-                norm.mean[row0 + own::row(i)] = mean[i];
+                norm.mean[row0 + own::row(i)] = mine[i].x;
             }
         }
     }
 }
 
 /* SUM: the product is the gradient of what the norm gave, c that of its x, + addend. */
-template <typename T, int N>
+template <typename T, int N, int TEAM>
 static __device__ __forceinline__ void norm_backward(const struct call &x, const struct norm &norm, float (&sum)[N / 8][4],
                                                      const struct beside_rows<N> &beside, const struct parameters<N> &parameters,
-                                                     struct norm_sums<N> &sums, const struct corner &corner, int64_t at,
-                                                     uint4 drawn)
+                                                     const struct meeting<TEAM> &meeting, struct norm_sums<N> &sums,
+                                                     const struct corner &corner, int64_t at, uint4 drawn)
 {
     using own = lane_part<N>;
     const bool centred = norm.mean, dropped = x.dropout.threshold;
@@ -287,15 +343,27 @@ static __device__ __forceinline__ void norm_backward(const struct call &x, const
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        product[i] = ps_quad_sum(product[i]) * share;
+        product[i] = ps_quad_sum(product[i]);
+        all[i] = centred ? ps_quad_sum(all[i]) : 0.0f;
     }
-    if (centred) {
+    if constexpr (TEAM > 1) {
+        const float2 mine[2] = {make_float2(all[0], product[0]), make_float2(all[1], product[1])};
+        float2 parts[2][TEAM];
+        meeting.gather(parts, mine);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            all[i] = ps_quad_sum(all[i]) * share;
+            all[i] = product[i] = 0.0f;
+#pragma unroll
+            for (int p = 0; p < TEAM; p++) {
+                all[i] += parts[i][p].x;
+                product[i] += parts[i][p].y;
+            }
         }
-    } else {
-        all[0] = all[1] = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        all[i] *= share;
+        product[i] *= share;
     }
 #pragma unroll
     for (int group = 0; group < own::GROUPS; group++) {
@@ -311,7 +379,7 @@ static __device__ __forceinline__ void norm_backward(const struct call &x, const
                 v[j] = fmaf(beside.rstd[i], fmaf(-xhat, product[i], own::of(sum, i, group, j) - all[i]), add[j]);
             }
             pack<T>(words[i], v);
-            if (own::row(i) < corner.rows && own::column(group) < x.n) {
+            if (own::row(i) < corner.rows && own::column(group) < corner.columns) {
                 put(c + i * 8 * x.ldc + 32 * group, words[i]);
             }
         }
@@ -333,7 +401,7 @@ static __device__ __forceinline__ void norm_backward(const struct call &x, const
                     sums.bias[group][j] += v[j]; /* 0 beyond the rows; beyond the columns nobody reads it */
                 }
                 pack<T>(words[i], v);
-                if (own::row(i) < corner.rows && own::column(group) < x.n) {
+                if (own::row(i) < corner.rows && own::column(group) < corner.columns) {
                     put(masked + i * 8 * x.ldc + 32 * group, words[i]);
                 }
             }
@@ -342,12 +410,12 @@ static __device__ __forceinline__ void norm_backward(const struct call &x, const
 }
 
 /* The block's sums over rows to its rows of partial sums. room: all of the block's. */
-template <int N>
+template <int N, int TEAM>
 static __device__ __forceinline__ void leave_sums(const struct call &x, const struct norm &norm, const struct norm_sums<N> &sums,
                                                   float *room)
 {
     using own = lane_part<N>;
-    constexpr int LINE = 3 * N + 4; /* floats, of eight lanes in different banks */
+    constexpr int LINE = 3 * N + 4, COLUMNS = N * TEAM; /* floats, of eight lanes in different banks */
     const int lines = (int)blockDim.x / 4, first = norm.mean ? 2 : 1 /* kinds in `partials` */, n = x.n;
     float *const to = room + (int)threadIdx.x / 4 * LINE;
     __syncthreads(); /* the room was the operands' */
@@ -358,13 +426,14 @@ static __device__ __forceinline__ void leave_sums(const struct call &x, const st
         ps_store<8>(to + 2 * N + own::column(group), sums.bias[group]);
     }
     __syncthreads();
-    if (const int i = (int)threadIdx.x; i < 3 * N) {
-        const int kind = i / N, column = i % N;
+    for (int i = (int)threadIdx.x; i < 3 * COLUMNS; i += (int)blockDim.x) {
+        const int kind = i / COLUMNS, column = i % COLUMNS;
+        const float *const from = room + column / N * 32 * LINE + kind * N + column % N;
         float all[4] = {};
-        for (int line = 0; line < lines; line += 8) {
-#pragma unroll
-            for (int l = 0; l < 8; l++) {
-                all[l % 4] += room[(line + l) * LINE + i];
+        for (int line = 0; line < lines; line += 32 * TEAM) { /* a warpgroup's with these columns */
+#pragma unroll 8
+            for (int l = 0; l < 32; l++) {
+                all[l % 4] += from[(line + l) * LINE];
             }
         }
         const float whole = all[0] + all[1] + (all[2] + all[3]);
@@ -376,23 +445,27 @@ static __device__ __forceinline__ void leave_sums(const struct call &x, const st
     }
 }
 
-template <typename T, int N, enum ps_finish FINISH>
-static __global__ void __launch_bounds__((most_crews<N, FINISH>)*GROUP, 1)
+template <typename T, int N, int TEAM, enum ps_finish FINISH>
+static __global__ void __launch_bounds__((most_crews<N, TEAM, FINISH>)*GROUP, 1)
     norm_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                 const __grid_constant__ struct call x, const __grid_constant__ struct norm norm)
 {
     extern __shared__ uint8_t memory[];
     __shared__ __align__(8) uint64_t barriers[1 + CREWS * MOST_DEPTH];
-    __shared__ __align__(16) struct parameters<N> parameters;
+    __shared__ __align__(16) struct parameters<N> parameters[TEAM];
+    __shared__ __align__(16) float2 rooms[2 * CREWS / TEAM][TEAM > 1 ? 64 : 1][TEAM];
     constexpr bool ACROSS = FINISH == PS_FINISH_RESIDUAL;
-    constexpr int RIGHT = right_bytes<N, ACROSS>;
+    constexpr int COLUMNS = N * TEAM, RIGHT = right_bytes<COLUMNS, ACROSS>;
     using own = lane_part<N>;
-    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), side = warp / 4, crews = (int)blockDim.x / GROUP;
+    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), teams = (int)blockDim.x / (GROUP * TEAM);
+    const int team = warp / (4 * TEAM), part = warp / 4 % TEAM, column0 = part * N;
     const uint32_t held = (ps_shared_address(memory) + 1023u) & ~1023u, rings = held + x.pieces * RIGHT;
-    const uint32_t ring = rings + side * x.depth * PANEL;
-    const uint32_t held_full = ps_shared_address(barriers), full = held_full + 8 + 8 * MOST_DEPTH * side;
-    open_barriers(a_map, b_map, held_full);
-    const int first = side * x.blocks + (int)blockIdx.x, stride = crews * x.blocks;
+    const uint32_t ring = rings + team * x.depth * PANEL,
+                   own_right = ACROSS ? column0 / 64 * PANEL + column0 % 64 * 2 : column0 * 128;
+    const uint32_t held_full = ps_shared_address(barriers), full = held_full + 8 + 8 * most_depth<N, TEAM, FINISH> * team;
+    const uint32_t empty = full + 8 * (CREWS * MOST_DEPTH / 2); /* where warpgroups share a ring */
+    open_barriers<TEAM>(a_map, b_map, held_full);
+    const int first = team * x.blocks + (int)blockIdx.x, stride = teams * x.blocks;
     auto row_of = [&](int turn) { return (int64_t)(x.tiles_m - 1 - turn) * 64; };
     auto lead = [&](auto what) {
         if (warp % 4 == 0 && ps_elect()) {
@@ -422,18 +495,28 @@ static __global__ void __launch_bounds__((most_crews<N, FINISH>)*GROUP, 1)
         if (threadIdx.x == 0) {
             ps_mbarrier_expect(held_full, x.pieces * RIGHT);
             for (int i = 0; i < x.pieces; i++) {
-                bring_right<N, ACROSS, 1>(b_map, held + i * RIGHT, held_full, 0, i, 0);
+                bring_right<COLUMNS, ACROSS, 1>(b_map, held + i * RIGHT, held_full, 0, i, 0);
             }
         }
     };
-    lead([&]() {
+    auto lead_team = [&](auto what) {
+        if (part == 0) {
+            lead(what);
+        }
+    };
+    lead_team([&]() {
         near(first);
         near(first + stride);
     });
     begin_with(x, hold_right);
     int coming = first, coming_piece = 0, coming_stage = 0; /* the leader's: what it brings next */
+    uint32_t coming_parity = 1;
     auto bring = [&]() {
         if (coming < x.tiles_m) {
+            if constexpr (TEAM > 1) {
+                ps_mbarrier_wait(empty + 8 * coming_stage, coming_parity);
+                coming_parity ^= coming_stage + 1 == x.depth;
+            }
             ps_mbarrier_expect(full + 8 * coming_stage, PANEL);
             ps_tensor_copy2(ring + coming_stage * PANEL, &a_map, coming_piece * DEEP, (int)row_of(coming), full + 8 * coming_stage);
             coming_stage = coming_stage + 1 == x.depth ? 0 : coming_stage + 1;
@@ -443,31 +526,45 @@ static __global__ void __launch_bounds__((most_crews<N, FINISH>)*GROUP, 1)
             }
         }
     };
-    lead([&]() {
+    lead_team([&]() {
         for (int i = 0; i < x.depth; i++) {
             bring();
         }
     });
     const uint4 drawn = begin_draws(x);
-    if (const int i = (int)threadIdx.x; i < N) {
+    if (const int i = (int)threadIdx.x; i < COLUMNS) {
         const bool inside = i < x.n;
-        parameters.bias[i] = ACROSS && inside ? x.bias[i] : 0.0f;
-        parameters.gamma[i] = inside ? norm.gamma[i] : 0.0f;
-        parameters.beta[i] = ACROSS && inside && norm.mean ? norm.beta[i] : 0.0f;
+        auto &to = parameters[i / N];
+        to.bias[i % N] = ACROSS && inside ? x.bias[i] : 0.0f;
+        to.gamma[i % N] = inside ? norm.gamma[i] : 0.0f;
+        to.beta[i % N] = ACROSS && inside && norm.mean ? norm.beta[i] : 0.0f;
     }
     ps_mbarrier_wait(held_full, 0);
-    spread_columns<N, ACROSS>((uint4 *)(memory + (held - ps_shared_address(memory))), x.pieces);
+    spread_columns<COLUMNS, ACROSS>((uint4 *)(memory + (held - ps_shared_address(memory))), x.pieces);
     ps_publish();
     __syncthreads();
     struct norm_sums<N> sums = {
     };
     int panel = 0;
     uint32_t parity = 0;
+    auto pass_on = [&]() { /* the panel before has been read */
+                           lead([&]() {
+                               if constexpr (TEAM > 1) {
+                                   ps_mbarrier_arrive(empty + 8 * ((panel ? panel : x.depth) - 1));
+                               }
+                               if (part == 0) {
+                                   bring();
+                               }
+                           });
+    };
+    struct meeting<TEAM> meeting = {
+        rooms[2 * team], part, 1 + 4 * team + warp % 4
+    };
     for (int turn = first; turn < x.tiles_m; turn += stride) {
-        const int64_t row0 = row_of(turn) + warp % 4 * 16, at = (row0 + own::row(0)) * x.ldc + own::column(0);
-        const struct corner corner = corner_of<1>(x, row0, 0);
+        const int64_t row0 = row_of(turn) + warp % 4 * 16, at = (row0 + own::row(0)) * x.ldc + column0 + own::column(0);
+        const struct corner corner = corner_of<1>(x, row0, column0);
         const struct beside_rows<N> beside = fetch_rows<T, N, FINISH>(x, norm, corner, at, row0);
-        lead([&]() { near(turn + 2 * stride); });
+        lead_team([&]() { near(turn + 2 * stride); });
         struct ps_block draws[2][own::GROUPS];
         if (ACROSS && x.dropout.threshold) { /* while the rows are on their way */
 #pragma unroll
@@ -479,7 +576,7 @@ static __global__ void __launch_bounds__((most_crews<N, FINISH>)*GROUP, 1)
         for (int piece = 0; piece < x.pieces; piece++) {
             ps_mbarrier_wait(full + 8 * panel, parity);
             const uint32_t left = ps_wgmma_place(ring + panel * PANEL);
-            const uint32_t right = ps_wgmma_place(held + piece * RIGHT, ACROSS ? PANEL : 0);
+            const uint32_t right = ps_wgmma_place(held + piece * RIGHT + own_right, ACROSS ? PANEL : 0);
             ps_wgmma_begin();
 #pragma unroll
             for (int k = 0; k < DEEP / 16; k++) {
@@ -489,7 +586,7 @@ static __global__ void __launch_bounds__((most_crews<N, FINISH>)*GROUP, 1)
             ps_wgmma_commit();
             if (piece > 0) {
                 ps_wgmma_wait<1>();
-                lead(bring); /* the panel before has been read */
+                pass_on();
             }
             if (++panel == x.depth) {
                 panel = 0;
@@ -498,48 +595,51 @@ static __global__ void __launch_bounds__((most_crews<N, FINISH>)*GROUP, 1)
         }
         ps_wgmma_wait<0>();
         ps_pin(sum);
-        lead(bring);
+        pass_on();
         if constexpr (ACROSS) {
-            norm_forward<T, N>(x, norm, sum, beside, draws, parameters, corner, at, row0);
+            norm_forward<T, N, TEAM>(x, norm, sum, beside, draws, parameters[part], meeting, corner, at, row0);
         } else {
-            norm_backward<T, N>(x, norm, sum, beside, parameters, sums, corner, at, drawn);
+            norm_backward<T, N, TEAM>(x, norm, sum, beside, parameters[part], meeting, sums, corner, at, drawn);
         }
+        meeting.room = meeting.room == rooms[2 * team] ? rooms[2 * team + 1] : rooms[2 * team];
     }
     if constexpr (FINISH == PS_FINISH_SUM) {
-        leave_sums<N>(x, norm, sums, (float *)(memory + (held - ps_shared_address(memory))));
+        leave_sums<N, TEAM>(x, norm, sums, (float *)(memory + (held - ps_shared_address(memory))));
     }
 }
 
-/* As many warpgroups as leave each a ring beside the right operand; false where not two have one. */
-template <int N, bool ACROSS, int MOST> static bool hold_rows(const struct ps_cuda_context *c, struct call &x, int &crews)
+/* As many warpgroups as leave each or each team a ring beside the right operand; false where there is none. */
+template <int N, int TEAM, enum ps_finish FINISH> static bool hold_rows(const struct ps_cuda_context *c, struct call &x, int &crews)
 {
+    constexpr int LEAST = TEAM > 1 ? 4 : 2, MOST = most_depth<N, TEAM, FINISH>;
+    constexpr int ROOM = MOST_HELD - (TEAM > 1 ? 6 : 1) * 1024; /* teams' rooms and parameters are more */
     x.pieces = (x.k + DEEP - 1) / DEEP;
     x.tiles_m = (int)((x.m + 63) / 64);
     x.blocks = x.tiles_m < c->multiprocessors ? x.tiles_m : c->multiprocessors;
-    for (crews = MOST; crews >= 2; crews--) {
-        x.depth = (MOST_HELD - 1024 - x.pieces * right_bytes<N, ACROSS>) / (crews * PANEL);
-        if (x.depth >= 2) {
-            x.depth = x.depth < MOST_DEPTH ? x.depth : MOST_DEPTH;
+    for (crews = most_crews<N, TEAM, FINISH>; crews >= (TEAM > 1 ? TEAM : 2); crews -= TEAM) {
+        x.depth = (ROOM - x.pieces * right_bytes<N * TEAM, FINISH == PS_FINISH_RESIDUAL>) / (crews / TEAM * PANEL);
+        if (x.depth >= LEAST) {
+            x.depth = x.depth < MOST ? x.depth : MOST;
             return true;
         }
     }
     return false;
 }
 
-template <typename T, int N, enum ps_finish FINISH>
+template <typename T, int N, int TEAM, enum ps_finish FINISH>
 static enum ps_status launch_norm(const struct ps_cuda_context *c, const char *op, const struct ps_product *p, struct call x,
                                   struct norm norm, const struct ps_gemm_finish *f)
 {
     constexpr bool ACROSS = FINISH == PS_FINISH_RESIDUAL;
     CUtensorMap a, b;
     int crews;
-    if (!hold_rows<N, ACROSS, most_crews<N, FINISH>>(c, x, crews)) {
+    if (!hold_rows<N, TEAM, FINISH>(c, x, crews)) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): a norm of %d columns behind %d terms is not served", op, x.n, x.k);
     }
-    const int shared = 1024 + x.pieces * right_bytes<N, ACROSS> + crews * x.depth * PANEL;
-    auto *const kernel = norm_kernel<T, N, FINISH>;
+    const int shared = 1024 + x.pieces * right_bytes<N * TEAM, ACROSS> + crews / TEAM * x.depth * PANEL;
+    auto *const kernel = norm_kernel<T, N, TEAM, FINISH>;
     PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, op));
-    PS_TRY((open_maps<N, ACROSS, 1>(&a, &b, p, 64)));
+    PS_TRY((open_maps<N * TEAM, ACROSS, 1>(&a, &b, p, 64)));
     const int64_t rows = x.blocks, kinds = f->row_mean.data ? 2 : 1;
     if (!ACROSS) {
         PS_TRY(ps_cuda_workspace(c, op, (size_t)(rows * 3 * x.n) * sizeof(float)));
@@ -553,8 +653,7 @@ static enum ps_status launch_norm(const struct ps_cuda_context *c, const char *o
     return ACROSS ? PS_OK : ps_cuda_add_columns(c, op, jobs, norm.masked ? 2 : 1);
 }
 
-/* The narrowest tile that has all columns. Of more than 64, tiles of 64 rows are too few for four warpgroups of each
- * multiprocessor, and a pass of its own is faster. */
+/* The narrowest tile that has all columns. */
 template <typename T, enum ps_finish FINISH>
 static enum ps_status launch_norm_columns(const struct ps_cuda_context *c, const char *op, const struct ps_product *p,
                                           const struct call &x, const struct ps_gemm_finish *f)
@@ -567,9 +666,11 @@ static enum ps_status launch_norm_columns(const struct ps_cuda_context *c, const
     norm.normed = f->normed.data;
     norm.masked = f->masked.data;
     norm.epsilon = (float)f->epsilon;
-    return x.n <= 32   ? launch_norm<T, 32, FINISH>(c, op, p, x, norm, f)
-           : x.n <= 64 ? launch_norm<T, 64, FINISH>(c, op, p, x, norm, f)
-                       : ps_fail(PS_UNSUPPORTED, "%s (cuda): a norm of %d columns is not served", op, x.n);
+    return x.n <= 32    ? launch_norm<T, 32, 1, FINISH>(c, op, p, x, norm, f)
+           : x.n <= 64  ? launch_norm<T, 64, 1, FINISH>(c, op, p, x, norm, f)
+           : x.n <= 96  ? launch_norm<T, 32, 3, FINISH>(c, op, p, x, norm, f)
+           : x.n <= 128 ? launch_norm<T, 32, 4, FINISH>(c, op, p, x, norm, f)
+                        : ps_fail(PS_UNSUPPORTED, "%s (cuda): a norm of %d columns is not served", op, x.n);
 }
 
 } // namespace wgmma16
