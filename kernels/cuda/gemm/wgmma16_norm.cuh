@@ -42,7 +42,11 @@ static constexpr int most_depth = TEAM == 1 ? MOST_DEPTH : CREWS *MOST_DEPTH / 2
 /* The warps of a team that have the same 16 rows. */
 template <int TEAM> struct meeting {
     float2 (*room)[TEAM]; /* a line a row of the tile */
-    int part, barrier;
+    const int part, barrier;
+
+    __device__ __forceinline__ meeting(float2 (*room)[TEAM], int part, int barrier) : room(room), part(part), barrier(barrier)
+    {
+    }
 
     /* What each of them has of its lanes' two rows; the next meeting is in another room. */
     __device__ __forceinline__ void gather(float2 (&all)[2][TEAM], const float2 (&mine)[2]) const
@@ -510,13 +514,8 @@ static __global__ void __launch_bounds__((most_crews<N, TEAM, FINISH>)*GROUP, 1)
     });
     begin_with(x, hold_right);
     int coming = first, coming_piece = 0, coming_stage = 0; /* the leader's: what it brings next */
-    uint32_t coming_parity = 1;
     auto bring = [&]() {
         if (coming < x.tiles_m) {
-            if constexpr (TEAM > 1) {
-                ps_mbarrier_wait(empty + 8 * coming_stage, coming_parity);
-                coming_parity ^= coming_stage + 1 == x.depth;
-            }
             ps_mbarrier_expect(full + 8 * coming_stage, PANEL);
             ps_tensor_copy2(ring + coming_stage * PANEL, &a_map, coming_piece * DEEP, (int)row_of(coming), full + 8 * coming_stage);
             coming_stage = coming_stage + 1 == x.depth ? 0 : coming_stage + 1;
@@ -547,19 +546,23 @@ static __global__ void __launch_bounds__((most_crews<N, TEAM, FINISH>)*GROUP, 1)
     };
     int panel = 0;
     uint32_t parity = 0;
-    auto pass_on = [&]() { /* the panel before has been read */
-                           lead([&]() {
-                               if constexpr (TEAM > 1) {
-                                   ps_mbarrier_arrive(empty + 8 * ((panel ? panel : x.depth) - 1));
-                               }
-                               if (part == 0) {
-                                   bring();
-                               }
-                           });
+    /* One panel more has been read. All lanes wait: where one does, ptxas takes the warp for one that has parted. */
+    int read = 0;
+    uint32_t read_parity = 0;
+    auto pass_on = [&]() {
+        if constexpr (TEAM > 1) {
+            lead([&]() { ps_mbarrier_arrive(empty + 8 * read); });
+            if (part == 0 && warp % 4 == 0) {
+                ps_mbarrier_wait(empty + 8 * read, read_parity);
+            }
+            if (++read == x.depth) {
+                read = 0;
+                read_parity ^= 1;
+            }
+        }
+        lead_team(bring);
     };
-    struct meeting<TEAM> meeting = {
-        rooms[2 * team], part, 1 + 4 * team + warp % 4
-    };
+    struct meeting<TEAM> meeting(rooms[2 * team], part, 1 + 4 * team + warp % 4);
     for (int turn = first; turn < x.tiles_m; turn += stride) {
         const int64_t row0 = row_of(turn) + warp % 4 * 16, at = (row0 + own::row(0)) * x.ldc + column0 + own::column(0);
         const struct corner corner = corner_of<1>(x, row0, column0);
