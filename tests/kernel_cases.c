@@ -425,10 +425,11 @@ static int build_gemm_finish(struct call *c, int index)
 }
 
 /* The ends that are a norm of rows or its backward, LayerNorm and RMSNorm; besides those sizes rows of several tiles a warpgroup,
- * of either width that kernels have, and as many terms as leave fewer warpgroups. */
+ * of each width that kernels have, and as many terms as leave fewer warpgroups or short rings. */
 static int build_gemm_finish_normed(struct call *c, int index)
 {
-    static const int64_t more[][3] = {{60000, 32, 64}, {40011, 64, 72}, {9000, 40, 1000}, {700, 64, 1280}, {700, 32, 1280}};
+    static const int64_t more[][3] = {{60000, 32, 64},   {40011, 64, 72},  {9000, 40, 1000}, {700, 64, 1280},  {700, 32, 1280},
+                                      {40011, 128, 264}, {17001, 96, 200}, {9000, 80, 512},  {3001, 120, 704}, {200, 104, 8}};
     static const char *const names[] = {"residual, LayerNorm",  "residual, RMSNorm", "sum, LayerNorm, masked",
                                         "sum, RMSNorm, masked", "sum, LayerNorm",    "sum, RMSNorm"};
     const int size = index / LENGTH(names), which = index % LENGTH(names), centred = which % 2 == 0, masked = which / 2 == 1;

@@ -168,8 +168,9 @@ static int build_for(enum ps_type kind, struct call *c, int (*build)(struct call
     if (kind != PS_F32) {
         call_round(c, kind);
         c->may_refuse |= c->op == PS_OP_gemm_bias;
-        if (c->op == PS_OP_gemm_finish && c->operands[20].buffer >= 0) { /* a norm of rows: of so many columns */
-            c->may_refuse = c->operands[10].size[1] > 64;
+        if (c->op == PS_OP_gemm_finish && c->operands[20].buffer >= 0) { /* a norm of rows: of so many columns and terms */
+            const int64_t *b = c->operands[10].size;
+            c->may_refuse = b[1] > 128 || (b[1] > 64 && b[0] > 704);
         }
         if (c->op == PS_OP_attention || c->op == PS_OP_attention_backward) { /* the columns of q, of all pieces */
             const struct operand *q = &c->operands[c->op == PS_OP_attention ? 2 : 7];
