@@ -41,28 +41,26 @@ static constexpr int most_depth = TEAM == 1 ? MOST_DEPTH : CREWS *MOST_DEPTH / 2
 
 /* The warps of a team that have the same 16 rows. */
 template <int TEAM> struct meeting {
-    float2 (*room)[TEAM]; /* a line a row of the tile */
-    const int part, barrier;
-
-    __device__ __forceinline__ meeting(float2 (*room)[TEAM], int part, int barrier) : room(room), part(part), barrier(barrier)
-    {
-    }
-
-    /* What each of them has of its lanes' two rows; the next meeting is in another room. */
-    __device__ __forceinline__ void gather(float2 (&all)[2][TEAM], const float2 (&mine)[2]) const
-    {
-        float2(*const lines)[TEAM] = room + (int)threadIdx.x % 128 / 32 * 16 + (int)threadIdx.x % 32 / 4;
-        if (threadIdx.x % 4 == 0) {
-            lines[0][part] = mine[0];
-            lines[8][part] = mine[1];
-        }
-        ps_barrier(barrier, 32 * TEAM);
-#pragma unroll
-        for (int i = 0; i < 2 * TEAM; i++) {
-            all[i / TEAM][i % TEAM] = lines[i / TEAM * 8][i % TEAM];
-        }
-    }
+    float2 (*room)[TEAM]; /* a line a row of the tile; the next tile has another one */
+    int part, barrier;
 };
+
+/* What each of them has of a lane's two rows. */
+template <int TEAM>
+static __device__ __forceinline__ void gather_rows(float2 (&all)[2][TEAM], const struct meeting<TEAM> &meeting,
+                                                   const float2 (&mine)[2])
+{
+    float2(*const lines)[TEAM] = meeting.room + (int)threadIdx.x % GROUP / 32 * 16 + (int)threadIdx.x % 32 / 4;
+    if (threadIdx.x % 4 == 0) {
+        lines[0][meeting.part] = mine[0];
+        lines[8][meeting.part] = mine[1];
+    }
+    ps_barrier(meeting.barrier, 32 * TEAM);
+#pragma unroll
+    for (int i = 0; i < 2 * TEAM; i++) {
+        all[i / TEAM][i % TEAM] = lines[i / TEAM * 8][i % TEAM];
+    }
+}
 
 /* What a lane has of a warp's 16 rows: of two, 8 neighbouring columns of each group of 32. */
 template <int N> struct lane_part {
@@ -258,7 +256,7 @@ static __device__ __forceinline__ void norm_forward(const struct call &x, const 
     }
     if constexpr (TEAM > 1) { /* about a warp's own mean */
         float2 parts[2][TEAM];
-        meeting.gather(parts, mine);
+        gather_rows<TEAM>(parts, meeting, mine);
         const float last = (float)(x.n - (TEAM - 1) * N);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -353,7 +351,7 @@ static __device__ __forceinline__ void norm_backward(const struct call &x, const
     if constexpr (TEAM > 1) {
         const float2 mine[2] = {make_float2(all[0], product[0]), make_float2(all[1], product[1])};
         float2 parts[2][TEAM];
-        meeting.gather(parts, mine);
+        gather_rows<TEAM>(parts, meeting, mine);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             all[i] = product[i] = 0.0f;
@@ -562,7 +560,10 @@ static __global__ void __launch_bounds__((most_crews<N, TEAM, FINISH>)*GROUP, 1)
         }
         lead_team(bring);
     };
-    struct meeting<TEAM> meeting(rooms[2 * team], part, 1 + 4 * team + warp % 4);
+    struct meeting<TEAM> meeting;
+    meeting.room = rooms[2 * team];
+    meeting.part = part;
+    meeting.barrier = 1 + 4 * team + warp % 4;
     for (int turn = first; turn < x.tiles_m; turn += stride) {
         const int64_t row0 = row_of(turn) + warp % 4 * 16, at = (row0 + own::row(0)) * x.ldc + column0 + own::column(0);
         const struct corner corner = corner_of<1>(x, row0, column0);
@@ -661,6 +662,9 @@ template <typename T, enum ps_finish FINISH>
 static enum ps_status launch_norm_columns(const struct ps_cuda_context *c, const char *op, const struct ps_product *p,
                                           const struct call &x, const struct ps_gemm_finish *f)
 {
+    if (x.n > 128) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): a norm of %d columns is not served", op, x.n);
+    }
     struct norm norm = {};
     norm.mean = (float *)f->row_mean.data;
     norm.rstd = (float *)f->rstd.data;
@@ -669,11 +673,10 @@ static enum ps_status launch_norm_columns(const struct ps_cuda_context *c, const
     norm.normed = f->normed.data;
     norm.masked = f->masked.data;
     norm.epsilon = (float)f->epsilon;
-    return x.n <= 32    ? launch_norm<T, 32, 1, FINISH>(c, op, p, x, norm, f)
-           : x.n <= 64  ? launch_norm<T, 64, 1, FINISH>(c, op, p, x, norm, f)
-           : x.n <= 96  ? launch_norm<T, 32, 3, FINISH>(c, op, p, x, norm, f)
-           : x.n <= 128 ? launch_norm<T, 32, 4, FINISH>(c, op, p, x, norm, f)
-                        : ps_fail(PS_UNSUPPORTED, "%s (cuda): a norm of %d columns is not served", op, x.n);
+    if (x.n > 64) {
+        return launch_norm<T, 64, 2, FINISH>(c, op, p, x, norm, f);
+    }
+    return x.n <= 32 ? launch_norm<T, 32, 1, FINISH>(c, op, p, x, norm, f) : launch_norm<T, 64, 1, FINISH>(c, op, p, x, norm, f);
 }
 
 } // namespace wgmma16
