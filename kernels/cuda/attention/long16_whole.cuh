@@ -1,0 +1,404 @@
+/* attention/long16.cu's backward by wgmma of 65 to 128 patches, in one kernel: a block of two warpgroups has a head, or two of 8
+ * columns that lie side by side, whole in shared memory, where the copy engine brings it; a warpgroup has 64 keys. With scores
+ * turned, keys by 32 queries at a time, weights and gradients, rounded, are dv's and dk's left operands as they lie in registers;
+ * the gradients go to shared memory too, from where, read across, they are dq's, of which a warpgroup has 64 queries. Residual
+ * attention's pieces add to the same scores, and each has its dk and dq; the copy engine has L2 add these to what is there.
+ *
+ * Two heads of 8 columns are one operand of 16: keys and values, the left ones, are zeros in the other's columns, and of the sums
+ * that have both heads' columns one's are kept.
+ *
+ * Bytes: 16 S h N e, and the sums. With N in whole 32 and e in whole 16, keys in 128: S h 128 N exponentials, FLOPs 10 S h 128 N e.
+ * 128 patches, heads of 8: a head takes a multiprocessor's exponentials' unit 1,024 clocks, its schedulers some 800, shared memory
+ * some 800, and its tensor cores, at 16 clocks for 64 by 16 by 16, as many as the first; heads of 40 take products of 1,730 clocks.
+ * 116 patches, heads of 8, 2,576 matrices: 11 us of exponentials at 1.75 GHz beside 40 MB, 9 us at 4.2 TB/s; 125 patches, heads of
+ * 40, 1,764 matrices: 143 MB, 34 us, beside products of 13 us. */
+#ifndef PS_KERNELS_CUDA_LONG16_WHOLE_CUH
+#define PS_KERNELS_CUDA_LONG16_WHOLE_CUH
+
+#include <algorithm>
+
+#include "kernels/cuda/attention/long16_rows.cuh"
+#include "kernels/cuda/tensor_map.cuh"
+#include "kernels/cuda/tile/bulk.cuh"
+#include "kernels/cuda/tile/math.cuh"
+#include "kernels/cuda/tile/wgmma.cuh"
+
+/* Rows of a box, threads; bytes of a matrix of gradients: two panels of 64 queries. */
+enum { WHOLE_ROWS = 128, WHOLE_THREADS = 256, WHOLE_GRADIENTS = 2 * WHOLE_ROWS * 128 };
+
+struct whole {
+    CUtensorMap q, k, v, mixed, up, dq, dk, dv; /* [columns, heads, N, S, pieces]; of one head if two share a box. up: d_mixed */
+    struct ps_attention_launch x;
+    struct ps_divisor groups; /* blocks of a sequence */
+    uint32_t group;           /* heads of a block */
+};
+
+/* E: columns of a head, in whole 16. Its boxes, of W bytes a row, and a tensor's bytes. */
+template <int E> struct whole_box {
+    static constexpr int W = E > 32 ? 128 : 2 * E, PANELS = (2 * E + W - 1) / W, PANEL = WHOLE_ROWS * W, TENSOR = PANELS * PANEL;
+};
+
+/* Blocks of a multiprocessor, as registers allow. */
+template <int E, int PIECES> static constexpr int whole_blocks = E <= 64 && E *PIECES <= 64 ? 2 : 1;
+
+/* Tiles of 16 queries at a time, likewise. */
+template <int E, int PIECES> static constexpr int whole_tiles = E *PIECES <= 32 ? 4 : 2;
+
+/* An operand in boxes of W bytes a row, `further` bytes from its place. */
+template <int W> static __device__ __forceinline__ uint64_t whole_operand(uint32_t place, int further)
+{
+    constexpr uint32_t EXCHANGED = W == 128 ? 1 : W == 64 ? 2 : 3;
+    return (uint64_t)(EXCHANGED << 30 | 8 * W >> 4) << 32 | (place + (further >> 4));
+}
+
+/* sum [64, E] += a [64, 16] times 16 rows of b, read across, a panel after the other. */
+template <typename T, int E, int ACROSS, class A>
+static __device__ __forceinline__ void whole_mix(float (&sum)[E / 8][4], const A &a, uint32_t place, int further, int add)
+{
+    typedef whole_box<E> box;
+    constexpr int FIRST = E > 64 ? 64 : E, REST = E - FIRST;
+    const auto one = [&](auto &part, int panel) {
+        const uint64_t b = whole_operand<box::W>(place, panel * box::PANEL + further);
+        if constexpr (ACROSS) {
+            ps_wgmma<T, 1, 1>(part, a, b, add);
+        } else {
+            ps_wgmma<T, 1>(part, a, b, add);
+        }
+    };
+    one((float(&)[FIRST / 8][4]) sum[0], 0);
+    if constexpr (REST > 0) {
+        one((float(&)[REST / 8][4]) sum[FIRST / 8], 1);
+    }
+}
+
+/* sum [64, 8 TILES] = rows of a times rows of b, over all pieces' columns; of heads of up to 16 columns a is in registers. Under
+ * way. */
+template <typename T, int E, int TILES, int PIECES>
+static __device__ __forceinline__ void whole_scores(float (&sum)[TILES][4], const uint32_t (&held)[PIECES][4], uint32_t a,
+                                                    uint32_t b)
+{
+    typedef whole_box<E> box;
+    const uint32_t of_a = ps_wgmma_place(a);
+    ps_wgmma_begin();
+#pragma unroll
+    for (int i = 0; i < PIECES * E / 16; i++) {
+        const int piece = i / (E / 16), step = i % (E / 16), further = piece * box::TENSOR + step / 4 * box::PANEL + step % 4 * 32;
+        if constexpr (E == 16) {
+            ps_wgmma<T>(sum, held[piece], whole_operand<box::W>(b, further), i > 0);
+        } else {
+            ps_wgmma<T>(sum, whole_operand<box::W>(of_a, further), whole_operand<box::W>(b, further), i > 0);
+        }
+    }
+    ps_wgmma_commit();
+}
+
+/* A head's sums, in the place of the warp's 16 rows; odd: of two heads of 8 columns that have the sums, the second. */
+template <typename T, int E>
+static __device__ __forceinline__ void whole_put(const ps_boxed<whole_box<E>::W> &to, const float (&sum)[E / 8][4], float factor,
+                                                 bool half, bool odd)
+{
+    if (E == 16 && half) {
+        float own[1][4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            own[0][i] = odd ? sum[1][i] : sum[0][i];
+        }
+        ps_attention_put<T, 1>(to, own, factor, factor, 1);
+    } else {
+        ps_attention_put<T, E / 8>(to, sum, factor, factor, E / 8);
+    }
+}
+
+template <typename T, int E, int PIECES>
+static __global__ void __launch_bounds__(WHOLE_THREADS, whole_blocks<E, PIECES>)
+    backward_whole_kernel(const __grid_constant__ struct whole p)
+{
+    typedef whole_box<E> box;
+    constexpr int W = box::W, TENSOR = box::TENSOR, PANEL = box::PANEL;
+    extern __shared__ __align__(1024) char whole_memory[];
+    const uint32_t q = ps_shared_address(whole_memory), k = q + PIECES * TENSOR, v = k + PIECES * TENSOR, up = v + TENSOR;
+    const uint32_t gradients_at = up + TENSOR; /* [2 panels of 64 queries][128 keys]; before, mixed */
+    /* Of every two queries the logarithms to the base of 2 and delta; of each head. */
+    float4 *const sums = (float4 *)(whole_memory + (2 * PIECES + 2) * TENSOR + WHOLE_GRADIENTS);
+    const uint32_t barrier = ps_shared_address(sums + p.group * (WHOLE_ROWS / 2));
+    if (threadIdx.x == 0) {
+        ps_mbarrier_init(barrier, 1);
+        ps_mbarrier_publish();
+    }
+    const uint32_t sequence = ps_divide(blockIdx.x, p.groups), group = blockIdx.x - sequence * p.groups.divisor;
+    const uint32_t first = group * p.group, heads = min(p.group, (uint32_t)p.x.heads - first), count = (uint32_t)p.x.patches;
+    /* Each box of a tensor, its place and coordinates. */
+    const auto each = [&](uint32_t all, int pieces, auto act) {
+        for (int i = 0; i < pieces * box::PANELS; i++) {
+            const int panel = i % box::PANELS;
+            act(all + i * PANEL, p.group > 1 ? (int)first * 8 : panel * (W / 2), p.group > 1 ? 0 : (int)first, i / box::PANELS);
+        }
+    };
+    ps_grid_begin();
+    if (threadIdx.x == 0) {
+        const auto bring = [&](uint32_t to, const CUtensorMap *map, int pieces) {
+            each(to, pieces, [&](uint32_t there, int column, int head, int piece) {
+                ps_tensor_copy5(there, map, column, head, 0, (int)sequence, piece, barrier);
+            });
+        };
+        ps_mbarrier_expect(barrier, (2 * PIECES + 3) * TENSOR);
+        bring(up, &p.up, 1);
+        bring(gradients_at, &p.mixed, 1);
+        bring(k, &p.k, PIECES);
+        bring(q, &p.q, PIECES);
+        bring(v, &p.v, 1);
+    }
+    const uint32_t lane = threadIdx.x % 32, chunks = (uint32_t)p.x.e / 8, shift = W == 32 ? chunks - 1 : W == 64 ? 2 : 3;
+    /* A row a thread: two heads have 256. */
+    const uint32_t of_head = threadIdx.x / WHOLE_ROWS, query = threadIdx.x % WHOLE_ROWS;
+    const int64_t matrix = (int64_t)sequence * p.x.heads + first, own_sum = (matrix + of_head) * count + query;
+    const bool there = of_head < heads && query < count;
+    const float logsum = there ? p.x.logsum[own_sum] * PS_LOG2_E : INFINITY; /* a weight of 0 */
+    __syncthreads();
+    ps_mbarrier_wait(barrier, 0);
+    if (of_head < heads) {
+        const ps_boxed<W> a = {gradients_at, of_head << shift, shift, PANEL}, b = {up, of_head << shift, shift, PANEL};
+        const uint32_t of_a = a.lane(query, 0), of_b = b.lane(query, 0);
+        float delta = 0.0f;
+#pragma unroll 1
+        for (uint32_t t = 0; t < chunks; t++) {
+            const uint4 x = ps_shared_load4(a.step(of_a, t)), y = ps_shared_load4(b.step(of_b, t));
+            const uint32_t words[2][4] = {{x.x, x.y, x.z, x.w}, {y.x, y.y, y.z, y.w}};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                delta = fmaf(ps_low<T>(words[0][j]), ps_low<T>(words[1][j]), delta);
+                delta = fmaf(ps_high<T>(words[0][j]), ps_high<T>(words[1][j]), delta);
+            }
+        }
+        float *const to = (float *)(sums + threadIdx.x / 2) + threadIdx.x % 2;
+        to[0] = logsum;
+        to[2] = delta;
+        if (there) {
+            p.x.delta[own_sum] = delta;
+        }
+    }
+    __syncthreads();
+    const float factor = p.x.scale * PS_LOG2_E;
+    const uint32_t id = threadIdx.x / 128, row0 = threadIdx.x / 32 * 16; /* of keys; of queries too, in the end */
+    const bool half = E == 16 && chunks == 1;
+#pragma unroll 1
+    for (uint32_t head = 0; head < heads; head++) {
+        const bool odd = half && head % 2 != 0;
+        const uint32_t unit = head << shift;
+        float dv[E / 8][4], dk[PIECES][E / 8][4];
+        uint32_t keys[PIECES][4], values[1][4]; /* as operands, of heads of up to 16 columns */
+        if constexpr (E == 16) {
+            const uint32_t low = odd ? 0 : ~0u, high = half && !odd ? 0 : ~0u;
+            const auto hold = [&](uint32_t(&to)[4], uint32_t tensor) {
+                const ps_boxed<W> from = {tensor + row0 * W, 0, 1, PANEL};
+                ps_ldmatrix4_at(to, from.lane(lane % 16, lane / 16));
+                to[0] &= low;
+                to[1] &= low;
+                to[2] &= high;
+                to[3] &= high;
+            };
+#pragma unroll
+            for (int i = 0; i < PIECES; i++) {
+                hold(keys[i], k + i * TENSOR);
+            }
+            hold(values[0], v);
+        }
+        ps_zero(dv);
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            ps_zero(dk[i]);
+        }
+        const auto take = [&](auto count_of_tiles, uint32_t query0) {
+            constexpr int TILES = decltype(count_of_tiles)::value; /* of 16 queries */
+            float s[2 * TILES][4], g[2 * TILES][4];
+            uint32_t weights[TILES][4], gradients[TILES][4];
+            const uint32_t queries = ps_wgmma_place(q + query0 * W), ups = ps_wgmma_place(up + query0 * W);
+            whole_scores<T, E>(s, keys, k + id * 64 * W, queries);
+            whole_scores<T, E>(g, values, v + id * 64 * W, ups);
+            const float4 *const of_query = sums + (head * WHOLE_ROWS + query0) / 2 + lane % 4;
+            ps_wgmma_wait<1>();
+            ps_pin(s);
+#pragma unroll
+            for (int j = 0; j < 2 * TILES; j++) {
+                const float2 less = *(const float2 *)(of_query + j * 4);
+#pragma unroll
+                for (int r = 0; r < 4; r++) {
+                    s[j][r] = ps_exp2(fmaf(s[j][r], factor, r % 2 ? -less.y : -less.x));
+                }
+            }
+            ps_wgmma_wait<0>();
+            ps_pin(g);
+#pragma unroll
+            for (int j = 0; j < 2 * TILES; j++) {
+                const float2 less = *((const float2 *)(of_query + j * 4) + 1);
+#pragma unroll
+                for (int r = 0; r < 4; r++) {
+                    g[j][r] = s[j][r] * (g[j][r] - (r % 2 ? less.y : less.x));
+                }
+            }
+            ps_attention_round<T, TILES>(weights, s);
+            ps_attention_round<T, TILES>(gradients, g);
+            if (row0 + 16 > count) { /* nothing of what is no key */
+                const bool upper = row0 + lane / 4 < count, lower = row0 + lane / 4 + 8 < count;
+#pragma unroll
+                for (int j = 0; j < 4 * TILES; j++) {
+                    gradients[j / 4][j % 4] = (j % 2 ? lower : upper) ? gradients[j / 4][j % 4] : 0;
+                }
+            }
+            ps_wgmma_begin();
+#pragma unroll
+            for (int j = 0; j < TILES; j++) {
+                whole_mix<T, E, 0>(dv, weights[j], ups, j * 16 * W, 1);
+            }
+#pragma unroll
+            for (int i = 0; i < PIECES; i++) {
+#pragma unroll
+                for (int j = 0; j < TILES; j++) {
+                    whole_mix<T, E, 0>(dk[i], gradients[j], queries, i * TENSOR + j * 16 * W, 1);
+                }
+            }
+            ps_wgmma_commit();
+            const ps_boxed<128> to = {gradients_at + query0 / 64 * (WHOLE_GRADIENTS / 2) + row0 * 128, 0, 3, 0};
+#pragma unroll
+            for (int j = 0; j < TILES; j++) {
+                ps_attention_store<2>(to, gradients[j], query0 % 64 / 8 + 2 * j);
+            }
+            ps_wgmma_wait<0>();
+            ps_pin(dv);
+#pragma unroll
+            for (int i = 0; i < PIECES; i++) {
+                ps_pin(dk[i]);
+            }
+            ps_pin(weights);
+            ps_pin(gradients);
+        };
+        constexpr int MOST = whole_tiles<E, PIECES>;
+#pragma unroll 1
+        for (uint32_t query0 = 0; query0 < count; query0 += MOST * 16) {
+            if (MOST == 2 || query0 + 32 < count) {
+                take(std::integral_constant<int, MOST>(), query0);
+            } else {
+                take(std::integral_constant<int, 2>(), query0);
+            }
+        }
+        ps_publish();
+        __syncthreads(); /* all gradients are there, all queries are read */
+        float dq[PIECES][E / 8][4];
+        const uint32_t left = ps_wgmma_place(gradients_at + id * (WHOLE_GRADIENTS / 2)), right = ps_wgmma_place(k);
+        ps_wgmma_begin();
+#pragma unroll
+        for (int j = 0; j < WHOLE_ROWS / 16; j++) {
+#pragma unroll
+            for (int i = 0; i < PIECES; i++) {
+                whole_mix<T, E, 1>(dq[i], whole_operand<128>(left, j * 16 * 128), right, i * TENSOR + j * 16 * W, j > 0);
+            }
+        }
+        ps_wgmma_commit();
+        whole_put<T, E>({v + row0 * W, unit, shift, PANEL}, dv, 1.0f, half, odd);
+        ps_wgmma_wait<0>();
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            ps_pin(dq[i]);
+            whole_put<T, E>({q + i * TENSOR + row0 * W, unit, shift, PANEL}, dq[i], p.x.scale, half, odd);
+        }
+        __syncthreads(); /* all keys and gradients are read */
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            whole_put<T, E>({k + i * TENSOR + row0 * W, unit, shift, PANEL}, dk[i], p.x.scale, half, odd);
+        }
+    }
+    ps_publish();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const auto put = [&](const CUtensorMap *map, uint32_t from, int pieces, bool add) {
+            each(from, pieces, [&](uint32_t there, int column, int head, int piece) {
+                if (add) {
+                    ps_tensor_add5(map, there, column, head, 0, (int)sequence, piece);
+                } else {
+                    ps_tensor_store5(map, there, column, head, 0, (int)sequence, piece);
+                }
+            });
+        };
+        put(&p.dv, v, 1, false);
+        put(&p.dq, q, PIECES, p.x.accumulate);
+        put(&p.dk, k, PIECES, p.x.accumulate);
+        ps_bulk_commit();
+        ps_bulk_wait_read();
+    }
+}
+
+/* ---- launching ---- */
+
+template <typename T, int E, int PIECES>
+static enum ps_status launch_whole(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
+{
+    struct whole p = {};
+    PFN_cuTensorMapEncodeTiled_v12000 encode;
+    PS_TRY(ps_tensor_map_encoder(&encode));
+    const struct {
+        CUtensorMap *map;
+        const struct ps_attention_view *view;
+        int pieces;
+    } all[] = {{&p.mixed, &x.mixed, 1}, {&p.q, &x.q, PIECES},   {&p.k, &x.k, PIECES}, {&p.v, &x.v, 1},
+               {&p.dq, &x.dq, PIECES},  {&p.dk, &x.dk, PIECES}, {&p.dv, &x.dv, 1},    {&p.up, &x.d_mixed, 1}};
+    bool side_by_side = x.e == 8 && x.heads > 1;
+    for (const auto &tensor : all) {
+        side_by_side = side_by_side && tensor.view->head == x.e;
+    }
+    p.x = x;
+    p.group = side_by_side ? 2 : 1;
+    p.groups = ps_divisor_make((x.heads + (int)p.group - 1) / (int)p.group);
+    const int heads = side_by_side ? 1 : x.heads, sequences = (int)(x.matrices / x.heads);
+    for (const auto &tensor : all) {
+        const struct ps_attention_view &v = *tensor.view;
+        const cuuint64_t sizes[] = {(cuuint64_t)(x.heads / heads * x.e), (cuuint64_t)heads, (cuuint64_t)x.patches,
+                                    (cuuint64_t)sequences, (cuuint64_t)tensor.pieces};
+        /* What is there once has any stride; a map needs one. */
+        const auto stride = [](cuuint64_t size, int64_t elements) { return (cuuint64_t)(size > 1 ? elements * 2 : 16); };
+        const cuuint64_t strides[] = {stride(sizes[1], v.head), stride(sizes[2], v.row), stride(sizes[3], v.sequence),
+                                      stride(sizes[4], v.piece)};
+        constexpr int W = whole_box<E>::W;
+        const cuuint32_t box[] = {W / 2, 1, WHOLE_ROWS, 1, 1}, every[] = {1, 1, 1, 1, 1};
+        const CUresult result =
+            encode(tensor.map, std::is_same<T, ps_bf16>::value ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                   5, v.data, sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                   W == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                   : W == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                             : CU_TENSOR_MAP_SWIZZLE_32B,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        if (result != CUDA_SUCCESS) {
+            return ps_fail(PS_DEVICE, "cuda: attention: no tensor map of %d patches, %d heads of %d (error %d)", x.patches, x.heads,
+                           x.e, (int)result);
+        }
+    }
+    const int shared = (2 * PIECES + 2) * whole_box<E>::TENSOR + WHOLE_GRADIENTS +
+                       (int)p.group * WHOLE_ROWS * 2 * (int)sizeof(float) + (int)sizeof(uint64_t);
+    const auto kernel = backward_whole_kernel<T, E, PIECES>;
+    PS_TRY(ps_cuda_allow_shared((const void *)kernel, (size_t)shared, op));
+    ps_cuda_launch(c, kernel, (unsigned)sequences * p.groups.divisor, WHOLE_THREADS, (size_t)shared, p);
+    PS_CUDA_LAUNCHED(op);
+}
+
+template <typename T, int E>
+static enum ps_status launch_whole(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
+{
+    return x.pieces == 1   ? launch_whole<T, E, 1>(c, op, x)
+           : x.pieces == 2 ? launch_whole<T, E, 2>(c, op, x)
+                           : launch_whole<T, E, 3>(c, op, x);
+}
+
+template <typename T>
+enum ps_status ps_long16_whole(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
+{
+    return x.e <= 16   ? launch_whole<T, 16>(c, op, x)
+           : x.e <= 32 ? launch_whole<T, 32>(c, op, x)
+           : x.e <= 48 ? launch_whole<T, 48, 1>(c, op, x)
+           : x.e <= 64 ? launch_whole<T, 64, 1>(c, op, x)
+           : x.e <= 96 ? launch_whole<T, 96, 1>(c, op, x)
+                       : launch_whole<T, 128, 1>(c, op, x);
+}
+
+template enum ps_status ps_long16_whole<ps_bf16>(const struct ps_cuda_context *, const char *, const struct ps_attention_launch &);
+template enum ps_status ps_long16_whole<ps_fp16>(const struct ps_cuda_context *, const char *, const struct ps_attention_launch &);
+
+#endif
