@@ -814,24 +814,25 @@ static enum ps_status launch_backward(const struct ps_cuda_context *c, const cha
 /* Whether the copy engine can bring the rows, to be multiplied by wgmma. */
 static bool in_boxes(const struct ps_cuda_context *c, const struct ps_attention_launch &x, bool backward)
 {
-    bool fit = c->compute_capability == 90 && x.unit == 16 && x.patches > 64;
+    bool fit = c->compute_capability == 90 && x.unit == 16 && x.patches > 64 && x.scale >= 0;
     const struct ps_attention_view *const views[] = {&x.mixed, &x.q, &x.k, &x.v, &x.dq, &x.dk, &x.dv, &x.d_mixed};
     for (int i = 0; i < (backward ? 8 : 4); i++) {
-        fit = fit && views[i]->row >= 0 && views[i]->head >= 0 && views[i]->sequence >= 0;
+        const struct ps_attention_view &v = *views[i];
+        fit = fit && v.row >= 0 && v.head >= 0 && v.sequence >= 0 && v.piece >= 0;
     }
     return fit;
 }
 
-/* Whether attention/long16_wide.cuh takes such a call: wide heads of a single piece. */
-static bool in_panels(const struct ps_attention_launch &x)
-{
-    return x.e > 32 && x.patches <= 4096 && x.pieces == 1 && !x.accumulate && x.scale >= 0;
-}
-
-/* Whether attention/long16_whole.cuh takes it, backward. */
+/* Whether attention/long16_whole.cuh takes such a call, */
 static bool whole(const struct ps_attention_launch &x)
 {
     return x.patches <= 128 && x.pieces <= (x.e <= 32 ? 3 : 1);
+}
+
+/* or attention/long16_wide.cuh: wide heads of a single piece. */
+static bool in_panels(const struct ps_attention_launch &x)
+{
+    return x.e > 32 && x.patches <= 4096 && x.pieces == 1 && !x.accumulate;
 }
 #endif
 
@@ -841,8 +842,8 @@ static enum ps_status launch_size(const struct ps_cuda_context *c, const char *o
 {
 #ifdef PS_FUSED_ENCODER
     if (in_boxes(c, x, backward)) {
-        if (backward && whole(x)) {
-            return ps_long16_whole<T>(c, op, x);
+        if (whole(x)) {
+            return ps_long16_whole<T>(c, op, x, backward);
         }
         if (in_panels(x)) {
             return ps_long16_wide<T>(c, op, x, backward);

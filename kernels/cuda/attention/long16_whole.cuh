@@ -21,10 +21,14 @@
 #include "kernels/cuda/tensor_map.cuh"
 #include "kernels/cuda/tile/bulk.cuh"
 #include "kernels/cuda/tile/math.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
 #include "kernels/cuda/tile/wgmma.cuh"
 
 /* Rows of a box, threads; bytes of a matrix of gradients: two panels of 64 queries. */
 enum { WHOLE_ROWS = 128, WHOLE_THREADS = 256, WHOLE_GRADIENTS = 2 * WHOLE_ROWS * 128 };
+
+/* Forward one exponential of so many is a polynomial. */
+enum { WHOLE_POLYNOMIAL = 8 };
 
 struct whole {
     CUtensorMap q, k, v, mixed, up, dq, dk, dv; /* [columns, heads, N, S, pieces]; of one head if two share a box. up: d_mixed */
@@ -38,27 +42,70 @@ template <int E> struct whole_box {
     static constexpr int W = E > 32 ? 128 : 2 * E, PANELS = (2 * E + W - 1) / W, PANEL = WHOLE_ROWS * W, TENSOR = PANELS * PANEL;
 };
 
+/* The block's heads, one or two, and their boxes. */
+template <int E> struct whole_block {
+    const struct whole &p;
+    uint32_t sequence, first, heads;
+    int64_t matrix; /* the first head's */
+
+    __device__ __forceinline__ explicit whole_block(const struct whole &told) : p(told)
+    {
+        sequence = ps_divide(blockIdx.x, p.groups);
+        first = (blockIdx.x - sequence * p.groups.divisor) * p.group;
+        heads = min(p.group, (uint32_t)p.x.heads - first);
+        matrix = (int64_t)sequence * p.x.heads + first;
+    }
+    /* act with each box of a tensor, its place and coordinates. */
+    template <class F> __device__ __forceinline__ void each(uint32_t all, int pieces, F act) const
+    {
+        typedef whole_box<E> box;
+        for (int i = 0; i < pieces * box::PANELS; i++) {
+            act(all + i * box::PANEL, p.group > 1 ? (int)first * 8 : i % box::PANELS * (box::W / 2), p.group > 1 ? 0 : (int)first,
+                i / box::PANELS);
+        }
+    }
+    /* By one thread: a tensor to shared memory, and back, or added to what is there. */
+    __device__ __forceinline__ void bring(uint32_t to, const CUtensorMap *map, int pieces, uint32_t barrier) const
+    {
+        each(to, pieces, [&](uint32_t there, int column, int head, int piece) {
+            ps_tensor_copy5(there, map, column, head, 0, (int)sequence, piece, barrier);
+        });
+    }
+    __device__ __forceinline__ void put(const CUtensorMap *map, uint32_t from, int pieces, bool add) const
+    {
+        each(from, pieces, [&](uint32_t there, int column, int head, int piece) {
+            if (add) {
+                ps_tensor_add5(map, there, column, head, 0, (int)sequence, piece);
+            } else {
+                ps_tensor_store5(map, there, column, head, 0, (int)sequence, piece);
+            }
+        });
+    }
+};
+
 /* Blocks of a multiprocessor, as registers allow. */
 template <int E, int PIECES> static constexpr int whole_blocks = E <= 64 && E *PIECES <= 64 ? 2 : 1;
 
 /* Tiles of 16 queries at a time, likewise. */
 template <int E, int PIECES> static constexpr int whole_tiles = E *PIECES <= 32 ? 4 : 2;
 
-/* An operand in boxes of W bytes a row, `further` bytes from its place. */
-template <int W> static __device__ __forceinline__ uint64_t whole_operand(uint32_t place, int further)
+/* An operand in boxes of W bytes a row, as one number (ps_wgmma_further). */
+template <int W> static __device__ __forceinline__ uint64_t whole_operand(uint32_t address)
 {
     constexpr uint32_t EXCHANGED = W == 128 ? 1 : W == 64 ? 2 : 3;
-    return (uint64_t)(EXCHANGED << 30 | 8 * W >> 4) << 32 | (place + (further >> 4));
+    uint64_t operand = (uint64_t)(EXCHANGED << 30 | 8 * W >> 4) << 32 | ps_wgmma_place(address);
+    asm("" : "+l"(operand));
+    return operand;
 }
 
 /* sum [64, E] += a [64, 16] times 16 rows of b, read across, a panel after the other. */
 template <typename T, int E, int ACROSS, class A>
-static __device__ __forceinline__ void whole_mix(float (&sum)[E / 8][4], const A &a, uint32_t place, int further, int add)
+static __device__ __forceinline__ void whole_mix(float (&sum)[E / 8][4], const A &a, uint64_t rows, int further, int add)
 {
     typedef whole_box<E> box;
     constexpr int FIRST = E > 64 ? 64 : E, REST = E - FIRST;
     const auto one = [&](auto &part, int panel) {
-        const uint64_t b = whole_operand<box::W>(place, panel * box::PANEL + further);
+        const uint64_t b = ps_wgmma_further(rows, panel * box::PANEL + further);
         if constexpr (ACROSS) {
             ps_wgmma<T, 1, 1>(part, a, b, add);
         } else {
@@ -71,31 +118,49 @@ static __device__ __forceinline__ void whole_mix(float (&sum)[E / 8][4], const A
     }
 }
 
-/* sum [64, 8 TILES] = rows of a times rows of b, over all pieces' columns; of heads of up to 16 columns a is in registers. Under
- * way. */
-template <typename T, int E, int TILES, int PIECES>
+/* 16 rows of up to 16 columns of each piece as operands: of two heads of 8 columns one's. */
+template <int PIECES>
+static __device__ __forceinline__ void whole_hold(uint32_t (&to)[PIECES][4], uint32_t rows, bool half, bool odd)
+{
+    typedef whole_box<16> box;
+    const uint32_t lane = threadIdx.x % 32, low = odd ? 0 : ~0u, high = half && !odd ? 0 : ~0u;
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        const ps_boxed<box::W> from = {rows + i * box::TENSOR, 0, 1, box::PANEL};
+        ps_ldmatrix4_at(to[i], from.lane(lane % 16, lane / 16));
+        to[i][0] &= low;
+        to[i][1] &= low;
+        to[i][2] &= high;
+        to[i][3] &= high;
+    }
+}
+
+/* sum [64, 8 TILES] = rows of a times rows of b, over all pieces' columns; of heads of up to 16 columns a is in registers; ONTO:
+ * added. Under way. */
+template <typename T, int E, bool ONTO, int TILES, int PIECES>
 static __device__ __forceinline__ void whole_scores(float (&sum)[TILES][4], const uint32_t (&held)[PIECES][4], uint32_t a,
-                                                    uint32_t b)
+                                                    uint64_t b)
 {
     typedef whole_box<E> box;
-    const uint32_t of_a = ps_wgmma_place(a);
+    const uint64_t of_a = whole_operand<box::W>(a);
     ps_wgmma_begin();
 #pragma unroll
     for (int i = 0; i < PIECES * E / 16; i++) {
         const int piece = i / (E / 16), step = i % (E / 16), further = piece * box::TENSOR + step / 4 * box::PANEL + step % 4 * 32;
         if constexpr (E == 16) {
-            ps_wgmma<T>(sum, held[piece], whole_operand<box::W>(b, further), i > 0);
+            ps_wgmma<T>(sum, held[piece], ps_wgmma_further(b, further), ONTO || i > 0);
         } else {
-            ps_wgmma<T>(sum, whole_operand<box::W>(of_a, further), whole_operand<box::W>(b, further), i > 0);
+            ps_wgmma<T>(sum, ps_wgmma_further(of_a, further), ps_wgmma_further(b, further), ONTO || i > 0);
         }
     }
     ps_wgmma_commit();
 }
 
-/* A head's sums, in the place of the warp's 16 rows; odd: of two heads of 8 columns that have the sums, the second. */
+/* A head's sums, times factors of the lane's two rows, in the place of the warp's 16; odd: of two heads of 8 columns that have the
+ * sums, the second. */
 template <typename T, int E>
-static __device__ __forceinline__ void whole_put(const ps_boxed<whole_box<E>::W> &to, const float (&sum)[E / 8][4], float factor,
-                                                 bool half, bool odd)
+static __device__ __forceinline__ void whole_put(const ps_boxed<whole_box<E>::W> &to, const float (&sum)[E / 8][4], float upper,
+                                                 float lower, bool half, bool odd)
 {
     if (E == 16 && half) {
         float own[1][4];
@@ -103,9 +168,108 @@ static __device__ __forceinline__ void whole_put(const ps_boxed<whole_box<E>::W>
         for (int i = 0; i < 4; i++) {
             own[0][i] = odd ? sum[1][i] : sum[0][i];
         }
-        ps_attention_put<T, 1>(to, own, factor, factor, 1);
+        ps_attention_put<T, 1>(to, own, upper, lower, 1);
     } else {
-        ps_attention_put<T, E / 8>(to, sum, factor, factor, E / 8);
+        ps_attention_put<T, E / 8>(to, sum, upper, lower, E / 8);
+    }
+}
+
+/* A warpgroup has 64 queries' scores with all keys in registers, less each row's largest. */
+template <typename T, int E, int PIECES>
+static __global__ void __launch_bounds__(WHOLE_THREADS, E > 64 ? 1 : 2) forward_whole_kernel(const __grid_constant__ struct whole p)
+{
+    typedef whole_box<E> box;
+    constexpr int W = box::W, TENSOR = box::TENSOR, PANEL = box::PANEL;
+    extern __shared__ __align__(1024) char whole_memory[];
+    const uint32_t q = ps_shared_address(whole_memory), k = q + PIECES * TENSOR, v = k + PIECES * TENSOR, barrier = v + TENSOR;
+    if (threadIdx.x == 0) {
+        ps_mbarrier_init(barrier, 1);
+        ps_mbarrier_publish();
+    }
+    const struct whole_block<E> at(p);
+    ps_grid_begin();
+    if (threadIdx.x == 0) {
+        ps_mbarrier_expect(barrier, (2 * PIECES + 1) * TENSOR);
+        at.bring(q, &p.q, PIECES, barrier);
+        at.bring(k, &p.k, PIECES, barrier);
+        at.bring(v, &p.v, 1, barrier);
+    }
+    const uint32_t lane = threadIdx.x % 32, count = (uint32_t)p.x.patches, chunks = (uint32_t)p.x.e / 8,
+                   shift = W == 32   ? chunks - 1
+                           : W == 64 ? 2
+                                     : 3;
+    const uint32_t id = threadIdx.x / 128, row0 = threadIdx.x / 32 * 16;
+    const float factor = p.x.scale * PS_LOG2_E;
+    const bool half = E == 16 && chunks == 1;
+    __syncthreads();
+    ps_mbarrier_wait(barrier, 0);
+#pragma unroll 1
+    for (uint32_t head = 0; head < at.heads; head++) {
+        const bool odd = half && head % 2 != 0;
+        uint32_t queries[PIECES][4];
+        if constexpr (E == 16) {
+            whole_hold<PIECES>(queries, q + row0 * W, half, odd);
+        }
+        const auto take = [&](auto count_of_tiles) {
+            constexpr int TILES = decltype(count_of_tiles)::value; /* of 16 keys */
+            float s[2 * TILES][4], mixed[E / 8][4], most[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+            uint32_t weights[TILES][4];
+            whole_scores<T, E, false>((float(&)[8][4])s[0], queries, q + id * 64 * W, whole_operand<W>(k));
+            whole_scores<T, E, false>((float(&)[2 * TILES - 8][4]) s[8], queries, q + id * 64 * W, whole_operand<W>(k + 64 * W));
+            ps_wgmma_wait<0>();
+            ps_pin(s);
+#pragma unroll
+            for (int j = 0; j < 8 * TILES; j++) {
+                float &value = s[j / 4][j % 4];
+                if (j >= 8 * (TILES - 2)) {
+                    value = (uint32_t)j / 4 * 8 + lane % 4 * 2 + j % 2 < count ? value : -INFINITY;
+                }
+                most[j % 4 / 2] = fmaxf(most[j % 4 / 2], value);
+            }
+            most[0] = ps_quad_max(most[0]) * factor;
+            most[1] = ps_quad_max(most[1]) * factor;
+#pragma unroll
+            for (int j = 0; j < 8 * TILES; j++) {
+                float &value = s[j / 4][j % 4];
+                value = fmaf(value, factor, -most[j % 4 / 2]);
+                value = j % WHOLE_POLYNOMIAL == WHOLE_POLYNOMIAL - 1 ? ps_exp2_polynomial(value) : ps_exp2(value);
+                sum[j % 4 / 2] += value;
+            }
+            ps_attention_round<T, TILES>(weights, s);
+            const uint64_t values = whole_operand<W>(v);
+            ps_wgmma_begin();
+#pragma unroll
+            for (int j = 0; j < TILES; j++) {
+                whole_mix<T, E, 0>(mixed, weights[j], values, j * 16 * W, j > 0);
+            }
+            ps_wgmma_commit();
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                sum[r] = ps_quad_sum(sum[r]);
+                const uint32_t row = row0 + lane / 4 + r * 8;
+                if (lane % 4 == 0 && row < count) {
+                    p.x.logsum[(at.matrix + head) * count + row] = (ps_log2(sum[r]) + most[r]) * (1 / PS_LOG2_E);
+                }
+            }
+            ps_wgmma_wait<0>();
+            ps_pin(mixed);
+            ps_pin(weights);
+            ps_barrier((int)id + 1, 128); /* the warpgroup has read the queries, whose place mixed takes */
+            whole_put<T, E>({q + row0 * W, head << shift, shift, PANEL}, mixed, ps_reciprocal(sum[0]), ps_reciprocal(sum[1]), half,
+                            odd);
+        };
+        if (count > 96) {
+            take(std::integral_constant<int, 8>());
+        } else {
+            take(std::integral_constant<int, 6>());
+        }
+    }
+    ps_publish();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        at.put(&p.mixed, q, 1, false);
+        ps_bulk_commit();
+        ps_bulk_wait_read();
     }
 }
 
@@ -118,45 +282,36 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, whole_blocks<E, PIECES>)
     extern __shared__ __align__(1024) char whole_memory[];
     const uint32_t q = ps_shared_address(whole_memory), k = q + PIECES * TENSOR, v = k + PIECES * TENSOR, up = v + TENSOR;
     const uint32_t gradients_at = up + TENSOR; /* [2 panels of 64 queries][128 keys]; before, mixed */
-    /* Of every two queries the logarithms to the base of 2 and delta; of each head. */
-    float4 *const sums = (float4 *)(whole_memory + (2 * PIECES + 2) * TENSOR + WHOLE_GRADIENTS);
-    const uint32_t barrier = ps_shared_address(sums + p.group * (WHOLE_ROWS / 2));
+    /* Of each head, negative: of every two queries delta twice, as sums begin with it; the logarithms to the base of 2. */
+    float4 *const deltas = (float4 *)(whole_memory + (2 * PIECES + 2) * TENSOR + WHOLE_GRADIENTS);
+    float *const logsums = (float *)(deltas + p.group * (WHOLE_ROWS / 2));
+    const uint32_t barrier = ps_shared_address(logsums + p.group * WHOLE_ROWS);
     if (threadIdx.x == 0) {
         ps_mbarrier_init(barrier, 1);
         ps_mbarrier_publish();
     }
-    const uint32_t sequence = ps_divide(blockIdx.x, p.groups), group = blockIdx.x - sequence * p.groups.divisor;
-    const uint32_t first = group * p.group, heads = min(p.group, (uint32_t)p.x.heads - first), count = (uint32_t)p.x.patches;
-    /* Each box of a tensor, its place and coordinates. */
-    const auto each = [&](uint32_t all, int pieces, auto act) {
-        for (int i = 0; i < pieces * box::PANELS; i++) {
-            const int panel = i % box::PANELS;
-            act(all + i * PANEL, p.group > 1 ? (int)first * 8 : panel * (W / 2), p.group > 1 ? 0 : (int)first, i / box::PANELS);
-        }
-    };
+    const struct whole_block<E> at(p);
     ps_grid_begin();
     if (threadIdx.x == 0) {
-        const auto bring = [&](uint32_t to, const CUtensorMap *map, int pieces) {
-            each(to, pieces, [&](uint32_t there, int column, int head, int piece) {
-                ps_tensor_copy5(there, map, column, head, 0, (int)sequence, piece, barrier);
-            });
-        };
         ps_mbarrier_expect(barrier, (2 * PIECES + 3) * TENSOR);
-        bring(up, &p.up, 1);
-        bring(gradients_at, &p.mixed, 1);
-        bring(k, &p.k, PIECES);
-        bring(q, &p.q, PIECES);
-        bring(v, &p.v, 1);
+        at.bring(up, &p.up, 1, barrier);
+        at.bring(gradients_at, &p.mixed, 1, barrier);
+        at.bring(k, &p.k, PIECES, barrier);
+        at.bring(q, &p.q, PIECES, barrier);
+        at.bring(v, &p.v, 1, barrier);
     }
-    const uint32_t lane = threadIdx.x % 32, chunks = (uint32_t)p.x.e / 8, shift = W == 32 ? chunks - 1 : W == 64 ? 2 : 3;
+    const uint32_t lane = threadIdx.x % 32, count = (uint32_t)p.x.patches, chunks = (uint32_t)p.x.e / 8,
+                   shift = W == 32   ? chunks - 1
+                           : W == 64 ? 2
+                                     : 3;
     /* A row a thread: two heads have 256. */
     const uint32_t of_head = threadIdx.x / WHOLE_ROWS, query = threadIdx.x % WHOLE_ROWS;
-    const int64_t matrix = (int64_t)sequence * p.x.heads + first, own_sum = (matrix + of_head) * count + query;
-    const bool there = of_head < heads && query < count;
-    const float logsum = there ? p.x.logsum[own_sum] * PS_LOG2_E : INFINITY; /* a weight of 0 */
+    const int64_t own_sum = (at.matrix + of_head) * count + query;
+    const bool there = of_head < at.heads && query < count;
+    const float logsum = there ? p.x.logsum[own_sum] * -PS_LOG2_E : -INFINITY; /* a weight of 0 */
     __syncthreads();
     ps_mbarrier_wait(barrier, 0);
-    if (of_head < heads) {
+    if (of_head < at.heads) {
         const ps_boxed<W> a = {gradients_at, of_head << shift, shift, PANEL}, b = {up, of_head << shift, shift, PANEL};
         const uint32_t of_a = a.lane(query, 0), of_b = b.lane(query, 0);
         float delta = 0.0f;
@@ -170,9 +325,9 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, whole_blocks<E, PIECES>)
                 delta = fmaf(ps_high<T>(words[0][j]), ps_high<T>(words[1][j]), delta);
             }
         }
-        float *const to = (float *)(sums + threadIdx.x / 2) + threadIdx.x % 2;
-        to[0] = logsum;
-        to[2] = delta;
+        float *const to = (float *)(deltas + threadIdx.x / 2) + threadIdx.x % 2;
+        to[0] = to[2] = -delta;
+        logsums[threadIdx.x] = logsum;
         if (there) {
             p.x.delta[own_sum] = delta;
         }
@@ -182,26 +337,14 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, whole_blocks<E, PIECES>)
     const uint32_t id = threadIdx.x / 128, row0 = threadIdx.x / 32 * 16; /* of keys; of queries too, in the end */
     const bool half = E == 16 && chunks == 1;
 #pragma unroll 1
-    for (uint32_t head = 0; head < heads; head++) {
+    for (uint32_t head = 0; head < at.heads; head++) {
         const bool odd = half && head % 2 != 0;
         const uint32_t unit = head << shift;
         float dv[E / 8][4], dk[PIECES][E / 8][4];
         uint32_t keys[PIECES][4], values[1][4]; /* as operands, of heads of up to 16 columns */
         if constexpr (E == 16) {
-            const uint32_t low = odd ? 0 : ~0u, high = half && !odd ? 0 : ~0u;
-            const auto hold = [&](uint32_t(&to)[4], uint32_t tensor) {
-                const ps_boxed<W> from = {tensor + row0 * W, 0, 1, PANEL};
-                ps_ldmatrix4_at(to, from.lane(lane % 16, lane / 16));
-                to[0] &= low;
-                to[1] &= low;
-                to[2] &= high;
-                to[3] &= high;
-            };
-#pragma unroll
-            for (int i = 0; i < PIECES; i++) {
-                hold(keys[i], k + i * TENSOR);
-            }
-            hold(values[0], v);
+            whole_hold<PIECES>(keys, k + row0 * W, half, odd);
+            whole_hold<1>(values, v + row0 * W, half, odd);
         }
         ps_zero(dv);
 #pragma unroll
@@ -212,29 +355,29 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, whole_blocks<E, PIECES>)
             constexpr int TILES = decltype(count_of_tiles)::value; /* of 16 queries */
             float s[2 * TILES][4], g[2 * TILES][4];
             uint32_t weights[TILES][4], gradients[TILES][4];
-            const uint32_t queries = ps_wgmma_place(q + query0 * W), ups = ps_wgmma_place(up + query0 * W);
-            whole_scores<T, E>(s, keys, k + id * 64 * W, queries);
-            whole_scores<T, E>(g, values, v + id * 64 * W, ups);
-            const float4 *const of_query = sums + (head * WHOLE_ROWS + query0) / 2 + lane % 4;
+            const uint64_t queries = whole_operand<W>(q + query0 * W), ups = whole_operand<W>(up + query0 * W);
+            const uint32_t first = head * WHOLE_ROWS + query0;
+            whole_scores<T, E, false>(s, keys, k + id * 64 * W, queries);
+#pragma unroll
+            for (int j = 0; j < 2 * TILES; j++) {
+                *(float4 *)g[j] = deltas[first / 2 + j * 4 + lane % 4];
+            }
+            whole_scores<T, E, true>(g, values, v + id * 64 * W, ups);
             ps_wgmma_wait<1>();
             ps_pin(s);
 #pragma unroll
             for (int j = 0; j < 2 * TILES; j++) {
-                const float2 less = *(const float2 *)(of_query + j * 4);
+                const float2 less = *(const float2 *)(logsums + first + j * 8 + lane % 4 * 2);
 #pragma unroll
                 for (int r = 0; r < 4; r++) {
-                    s[j][r] = ps_exp2(fmaf(s[j][r], factor, r % 2 ? -less.y : -less.x));
+                    s[j][r] = ps_exp2(fmaf(s[j][r], factor, r % 2 ? less.y : less.x));
                 }
             }
             ps_wgmma_wait<0>();
             ps_pin(g);
 #pragma unroll
-            for (int j = 0; j < 2 * TILES; j++) {
-                const float2 less = *((const float2 *)(of_query + j * 4) + 1);
-#pragma unroll
-                for (int r = 0; r < 4; r++) {
-                    g[j][r] = s[j][r] * (g[j][r] - (r % 2 ? less.y : less.x));
-                }
+            for (int j = 0; j < 8 * TILES; j++) {
+                g[j / 4][j % 4] *= s[j / 4][j % 4];
             }
             ps_attention_round<T, TILES>(weights, s);
             ps_attention_round<T, TILES>(gradients, g);
@@ -284,44 +427,35 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, whole_blocks<E, PIECES>)
         ps_publish();
         __syncthreads(); /* all gradients are there, all queries are read */
         float dq[PIECES][E / 8][4];
-        const uint32_t left = ps_wgmma_place(gradients_at + id * (WHOLE_GRADIENTS / 2)), right = ps_wgmma_place(k);
+        const uint64_t left = whole_operand<128>(gradients_at + id * (WHOLE_GRADIENTS / 2)), right = whole_operand<W>(k);
         ps_wgmma_begin();
 #pragma unroll
         for (int j = 0; j < WHOLE_ROWS / 16; j++) {
 #pragma unroll
             for (int i = 0; i < PIECES; i++) {
-                whole_mix<T, E, 1>(dq[i], whole_operand<128>(left, j * 16 * 128), right, i * TENSOR + j * 16 * W, j > 0);
+                whole_mix<T, E, 1>(dq[i], ps_wgmma_further(left, j * 16 * 128), right, i * TENSOR + j * 16 * W, j > 0);
             }
         }
         ps_wgmma_commit();
-        whole_put<T, E>({v + row0 * W, unit, shift, PANEL}, dv, 1.0f, half, odd);
+        whole_put<T, E>({v + row0 * W, unit, shift, PANEL}, dv, 1.0f, 1.0f, half, odd);
         ps_wgmma_wait<0>();
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
             ps_pin(dq[i]);
-            whole_put<T, E>({q + i * TENSOR + row0 * W, unit, shift, PANEL}, dq[i], p.x.scale, half, odd);
+            whole_put<T, E>({q + i * TENSOR + row0 * W, unit, shift, PANEL}, dq[i], p.x.scale, p.x.scale, half, odd);
         }
         __syncthreads(); /* all keys and gradients are read */
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
-            whole_put<T, E>({k + i * TENSOR + row0 * W, unit, shift, PANEL}, dk[i], p.x.scale, half, odd);
+            whole_put<T, E>({k + i * TENSOR + row0 * W, unit, shift, PANEL}, dk[i], p.x.scale, p.x.scale, half, odd);
         }
     }
     ps_publish();
     __syncthreads();
     if (threadIdx.x == 0) {
-        const auto put = [&](const CUtensorMap *map, uint32_t from, int pieces, bool add) {
-            each(from, pieces, [&](uint32_t there, int column, int head, int piece) {
-                if (add) {
-                    ps_tensor_add5(map, there, column, head, 0, (int)sequence, piece);
-                } else {
-                    ps_tensor_store5(map, there, column, head, 0, (int)sequence, piece);
-                }
-            });
-        };
-        put(&p.dv, v, 1, false);
-        put(&p.dq, q, PIECES, p.x.accumulate);
-        put(&p.dk, k, PIECES, p.x.accumulate);
+        at.put(&p.dv, v, 1, false);
+        at.put(&p.dq, q, PIECES, p.x.accumulate);
+        at.put(&p.dk, k, PIECES, p.x.accumulate);
         ps_bulk_commit();
         ps_bulk_wait_read();
     }
@@ -330,7 +464,8 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, whole_blocks<E, PIECES>)
 /* ---- launching ---- */
 
 template <typename T, int E, int PIECES>
-static enum ps_status launch_whole(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
+static enum ps_status launch_whole(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
+                                   bool backward)
 {
     struct whole p = {};
     PFN_cuTensorMapEncodeTiled_v12000 encode;
@@ -341,15 +476,17 @@ static enum ps_status launch_whole(const struct ps_cuda_context *c, const char *
         int pieces;
     } all[] = {{&p.mixed, &x.mixed, 1}, {&p.q, &x.q, PIECES},   {&p.k, &x.k, PIECES}, {&p.v, &x.v, 1},
                {&p.dq, &x.dq, PIECES},  {&p.dk, &x.dk, PIECES}, {&p.dv, &x.dv, 1},    {&p.up, &x.d_mixed, 1}};
+    const int tensors = backward ? 8 : 4;
     bool side_by_side = x.e == 8 && x.heads > 1;
-    for (const auto &tensor : all) {
-        side_by_side = side_by_side && tensor.view->head == x.e;
+    for (int i = 0; i < tensors; i++) {
+        side_by_side = side_by_side && all[i].view->head == x.e;
     }
     p.x = x;
     p.group = side_by_side ? 2 : 1;
     p.groups = ps_divisor_make((x.heads + (int)p.group - 1) / (int)p.group);
     const int heads = side_by_side ? 1 : x.heads, sequences = (int)(x.matrices / x.heads);
-    for (const auto &tensor : all) {
+    for (int i = 0; i < tensors; i++) {
+        const auto &tensor = all[i];
         const struct ps_attention_view &v = *tensor.view;
         const cuuint64_t sizes[] = {(cuuint64_t)(x.heads / heads * x.e), (cuuint64_t)heads, (cuuint64_t)x.patches,
                                     (cuuint64_t)sequences, (cuuint64_t)tensor.pieces};
@@ -371,34 +508,37 @@ static enum ps_status launch_whole(const struct ps_cuda_context *c, const char *
                            x.e, (int)result);
         }
     }
-    const int shared = (2 * PIECES + 2) * whole_box<E>::TENSOR + WHOLE_GRADIENTS +
-                       (int)p.group * WHOLE_ROWS * 2 * (int)sizeof(float) + (int)sizeof(uint64_t);
-    const auto kernel = backward_whole_kernel<T, E, PIECES>;
+    const int more = backward ? whole_box<E>::TENSOR + WHOLE_GRADIENTS + (int)p.group * WHOLE_ROWS * 3 * (int)sizeof(float) : 0;
+    const int shared = (2 * PIECES + 1) * whole_box<E>::TENSOR + more + (int)sizeof(uint64_t);
+    const auto kernel = backward ? backward_whole_kernel<T, E, PIECES> : forward_whole_kernel<T, E, PIECES>;
     PS_TRY(ps_cuda_allow_shared((const void *)kernel, (size_t)shared, op));
     ps_cuda_launch(c, kernel, (unsigned)sequences * p.groups.divisor, WHOLE_THREADS, (size_t)shared, p);
     PS_CUDA_LAUNCHED(op);
 }
 
 template <typename T, int E>
-static enum ps_status launch_whole(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
+static enum ps_status launch_whole(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
+                                   bool backward)
 {
-    return x.pieces == 1   ? launch_whole<T, E, 1>(c, op, x)
-           : x.pieces == 2 ? launch_whole<T, E, 2>(c, op, x)
-                           : launch_whole<T, E, 3>(c, op, x);
+    return x.pieces == 1   ? launch_whole<T, E, 1>(c, op, x, backward)
+           : x.pieces == 2 ? launch_whole<T, E, 2>(c, op, x, backward)
+                           : launch_whole<T, E, 3>(c, op, x, backward);
 }
 
 template <typename T>
-enum ps_status ps_long16_whole(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
+enum ps_status ps_long16_whole(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x, bool backward)
 {
-    return x.e <= 16   ? launch_whole<T, 16>(c, op, x)
-           : x.e <= 32 ? launch_whole<T, 32>(c, op, x)
-           : x.e <= 48 ? launch_whole<T, 48, 1>(c, op, x)
-           : x.e <= 64 ? launch_whole<T, 64, 1>(c, op, x)
-           : x.e <= 96 ? launch_whole<T, 96, 1>(c, op, x)
-                       : launch_whole<T, 128, 1>(c, op, x);
+    return x.e <= 16   ? launch_whole<T, 16>(c, op, x, backward)
+           : x.e <= 32 ? launch_whole<T, 32>(c, op, x, backward)
+           : x.e <= 48 ? launch_whole<T, 48, 1>(c, op, x, backward)
+           : x.e <= 64 ? launch_whole<T, 64, 1>(c, op, x, backward)
+           : x.e <= 96 ? launch_whole<T, 96, 1>(c, op, x, backward)
+                       : launch_whole<T, 128, 1>(c, op, x, backward);
 }
 
-template enum ps_status ps_long16_whole<ps_bf16>(const struct ps_cuda_context *, const char *, const struct ps_attention_launch &);
-template enum ps_status ps_long16_whole<ps_fp16>(const struct ps_cuda_context *, const char *, const struct ps_attention_launch &);
+template enum ps_status ps_long16_whole<ps_bf16>(const struct ps_cuda_context *, const char *, const struct ps_attention_launch &,
+                                                 bool);
+template enum ps_status ps_long16_whole<ps_fp16>(const struct ps_cuda_context *, const char *, const struct ps_attention_launch &,
+                                                 bool);
 
 #endif
