@@ -34,7 +34,7 @@ struct whole {
     CUtensorMap q, k, v, mixed, up, dq, dk, dv; /* [columns, heads, N, S, pieces]; of one head if two share a box. up: d_mixed */
     struct ps_attention_launch x;
     struct ps_divisor groups; /* blocks of a sequence */
-    uint32_t group;           /* heads of a block */
+    uint32_t group, units;    /* heads of a block at a time, and how many such there are */
 };
 
 /* E: columns of a head, in whole 16. Its boxes, of W bytes a row, and a tensor's bytes. */
@@ -42,16 +42,16 @@ template <int E> struct whole_box {
     static constexpr int W = E > 32 ? 128 : 2 * E, PANELS = (2 * E + W - 1) / W, PANEL = WHOLE_ROWS * W, TENSOR = PANELS * PANEL;
 };
 
-/* The block's heads, one or two, and their boxes. */
+/* A block's heads, one or two, and their boxes. */
 template <int E> struct whole_block {
     const struct whole &p;
     uint32_t sequence, first, heads;
     int64_t matrix; /* the first head's */
 
-    __device__ __forceinline__ explicit whole_block(const struct whole &told) : p(told)
+    __device__ __forceinline__ whole_block(const struct whole &told, uint32_t unit) : p(told)
     {
-        sequence = ps_divide(blockIdx.x, p.groups);
-        first = (blockIdx.x - sequence * p.groups.divisor) * p.group;
+        sequence = ps_divide(unit, p.groups);
+        first = (unit - sequence * p.groups.divisor) * p.group;
         heads = min(p.group, (uint32_t)p.x.heads - first);
         matrix = (int64_t)sequence * p.x.heads + first;
     }
@@ -86,8 +86,11 @@ template <int E> struct whole_block {
 /* Blocks of a multiprocessor, as registers allow. */
 template <int E, int PIECES> static constexpr int whole_blocks = E <= 64 && E *PIECES <= 64 ? 2 : 1;
 
-/* Tiles of 16 queries at a time, likewise. */
-template <int E, int PIECES> static constexpr int whole_tiles = E *PIECES <= 32 ? 4 : 2;
+/* Whether a block's next heads are brought beside its present ones, as shared memory allows. */
+template <int E> static constexpr bool whole_ahead = E == 16;
+
+/* Tiles of 16 queries at a time, as registers allow. */
+template <int E, int PIECES> static constexpr int whole_tiles = PIECES == 1 && E <= 32 ? 4 : 2;
 
 /* An operand in boxes of W bytes a row, as one number (ps_wgmma_further). */
 template <int W> static __device__ __forceinline__ uint64_t whole_operand(uint32_t address)
@@ -186,7 +189,7 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, E > 64 ? 1 : 2) forward_
         ps_mbarrier_init(barrier, 1);
         ps_mbarrier_publish();
     }
-    const struct whole_block<E> at(p);
+    const struct whole_block<E> at(p, blockIdx.x);
     ps_grid_begin();
     if (threadIdx.x == 0) {
         ps_mbarrier_expect(barrier, (2 * PIECES + 1) * TENSOR);
@@ -280,183 +283,209 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, whole_blocks<E, PIECES>)
     typedef whole_box<E> box;
     constexpr int W = box::W, TENSOR = box::TENSOR, PANEL = box::PANEL;
     extern __shared__ __align__(1024) char whole_memory[];
-    const uint32_t q = ps_shared_address(whole_memory), k = q + PIECES * TENSOR, v = k + PIECES * TENSOR, up = v + TENSOR;
-    const uint32_t gradients_at = up + TENSOR; /* [2 panels of 64 queries][128 keys]; before, mixed */
+    constexpr bool AHEAD = whole_ahead<E>;
+    constexpr uint32_t OF_MIXED = (2 * PIECES + 2) * TENSOR, STAGE = OF_MIXED + AHEAD * TENSOR;
+    /* What is brought, once or twice; then gradients, [2 panels of 64 queries][128 keys], which have mixed before where it is once.
+     */
+    const uint32_t brought = ps_shared_address(whole_memory), gradients_at = brought + (1 + AHEAD) * STAGE;
     /* Of each head, negative: of every two queries delta twice, as sums begin with it; the logarithms to the base of 2. */
-    float4 *const deltas = (float4 *)(whole_memory + (2 * PIECES + 2) * TENSOR + WHOLE_GRADIENTS);
+    float4 *const deltas = (float4 *)(whole_memory + (1 + AHEAD) * STAGE + WHOLE_GRADIENTS);
     float *const logsums = (float *)(deltas + p.group * (WHOLE_ROWS / 2));
     const uint32_t barrier = ps_shared_address(logsums + p.group * WHOLE_ROWS);
     if (threadIdx.x == 0) {
         ps_mbarrier_init(barrier, 1);
+        ps_mbarrier_init(barrier + 8, 1);
         ps_mbarrier_publish();
     }
-    const struct whole_block<E> at(p);
     ps_grid_begin();
-    if (threadIdx.x == 0) {
-        ps_mbarrier_expect(barrier, (2 * PIECES + 3) * TENSOR);
-        at.bring(up, &p.up, 1, barrier);
-        at.bring(gradients_at, &p.mixed, 1, barrier);
-        at.bring(k, &p.k, PIECES, barrier);
-        at.bring(q, &p.q, PIECES, barrier);
-        at.bring(v, &p.v, 1, barrier);
-    }
-    const uint32_t lane = threadIdx.x % 32, count = (uint32_t)p.x.patches, chunks = (uint32_t)p.x.e / 8,
-                   shift = W == 32   ? chunks - 1
-                           : W == 64 ? 2
-                                     : 3;
-    /* A row a thread: two heads have 256. */
-    const uint32_t of_head = threadIdx.x / WHOLE_ROWS, query = threadIdx.x % WHOLE_ROWS;
-    const int64_t own_sum = (at.matrix + of_head) * count + query;
-    const bool there = of_head < at.heads && query < count;
-    const float logsum = there ? p.x.logsum[own_sum] * -PS_LOG2_E : -INFINITY; /* a weight of 0 */
-    __syncthreads();
-    ps_mbarrier_wait(barrier, 0);
-    if (of_head < at.heads) {
-        const ps_boxed<W> a = {gradients_at, of_head << shift, shift, PANEL}, b = {up, of_head << shift, shift, PANEL};
-        const uint32_t of_a = a.lane(query, 0), of_b = b.lane(query, 0);
-        float delta = 0.0f;
-#pragma unroll 1
-        for (uint32_t t = 0; t < chunks; t++) {
-            const uint4 x = ps_shared_load4(a.step(of_a, t)), y = ps_shared_load4(b.step(of_b, t));
-            const uint32_t words[2][4] = {{x.x, x.y, x.z, x.w}, {y.x, y.y, y.z, y.w}};
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                delta = fmaf(ps_low<T>(words[0][j]), ps_low<T>(words[1][j]), delta);
-                delta = fmaf(ps_high<T>(words[0][j]), ps_high<T>(words[1][j]), delta);
-            }
+    const auto bring = [&](uint32_t unit, uint32_t turn) {
+        if (unit < p.units) {
+            const struct whole_block<E> at(p, unit);
+            const uint32_t q = brought + turn * STAGE, there = barrier + turn * 8;
+            ps_mbarrier_expect(there, (2 * PIECES + 3) * TENSOR);
+            at.bring(q + (2 * PIECES + 1) * TENSOR, &p.up, 1, there);
+            at.bring(q + OF_MIXED, &p.mixed, 1, there);
+            at.bring(q + PIECES * TENSOR, &p.k, PIECES, there);
+            at.bring(q, &p.q, PIECES, there);
+            at.bring(q + 2 * PIECES * TENSOR, &p.v, 1, there);
         }
-        float *const to = (float *)(deltas + threadIdx.x / 2) + threadIdx.x % 2;
-        to[0] = to[2] = -delta;
-        logsums[threadIdx.x] = logsum;
-        if (there) {
-            p.x.delta[own_sum] = delta;
+    };
+    if (threadIdx.x == 0) {
+        bring(blockIdx.x, 0);
+        if (AHEAD) {
+            bring(blockIdx.x + gridDim.x, 1);
         }
     }
     __syncthreads();
     const float factor = p.x.scale * PS_LOG2_E;
+    const uint32_t lane = threadIdx.x % 32, count = (uint32_t)p.x.patches, chunks = (uint32_t)p.x.e / 8,
+                   shift = W == 32   ? chunks - 1
+                           : W == 64 ? 2
+                                     : 3;
     const uint32_t id = threadIdx.x / 128, row0 = threadIdx.x / 32 * 16; /* of keys; of queries too, in the end */
     const bool half = E == 16 && chunks == 1;
+    /* A row a thread: two heads have 256. */
+    const uint32_t of_head = threadIdx.x / WHOLE_ROWS, query = threadIdx.x % WHOLE_ROWS;
+    uint32_t turn = 0;
 #pragma unroll 1
-    for (uint32_t head = 0; head < at.heads; head++) {
-        const bool odd = half && head % 2 != 0;
-        const uint32_t unit = head << shift;
-        float dv[E / 8][4], dk[PIECES][E / 8][4];
-        uint32_t keys[PIECES][4], values[1][4]; /* as operands, of heads of up to 16 columns */
-        if constexpr (E == 16) {
-            whole_hold<PIECES>(keys, k + row0 * W, half, odd);
-            whole_hold<1>(values, v + row0 * W, half, odd);
-        }
-        ps_zero(dv);
+    for (uint32_t unit_of_all = blockIdx.x; unit_of_all < p.units; unit_of_all += gridDim.x, turn++) {
+        const struct whole_block<E> at(p, unit_of_all);
+        const uint32_t q = brought + (AHEAD ? turn % 2 * STAGE : 0), k = q + PIECES * TENSOR, v = k + PIECES * TENSOR,
+                       up = v + TENSOR;
+        const int64_t own_sum = (at.matrix + of_head) * count + query;
+        const bool there = of_head < at.heads && query < count;
+        const float logsum = there ? p.x.logsum[own_sum] * -PS_LOG2_E : -INFINITY; /* a weight of 0 */
+        ps_mbarrier_wait(barrier + (AHEAD ? turn % 2 * 8 : 0), AHEAD ? turn / 2 % 2 : 0);
+        if (of_head < at.heads) {
+            const ps_boxed<W> a = {q + OF_MIXED, of_head << shift, shift, PANEL}, b = {up, of_head << shift, shift, PANEL};
+            const uint32_t of_a = a.lane(query, 0), of_b = b.lane(query, 0);
+            float delta = 0.0f;
+#pragma unroll 1
+            for (uint32_t t = 0; t < chunks; t++) {
+                const uint4 x = ps_shared_load4(a.step(of_a, t)), y = ps_shared_load4(b.step(of_b, t));
+                const uint32_t words[2][4] = {{x.x, x.y, x.z, x.w}, {y.x, y.y, y.z, y.w}};
 #pragma unroll
-        for (int i = 0; i < PIECES; i++) {
-            ps_zero(dk[i]);
-        }
-        const auto take = [&](auto count_of_tiles, uint32_t query0) {
-            constexpr int TILES = decltype(count_of_tiles)::value; /* of 16 queries */
-            float s[2 * TILES][4], g[2 * TILES][4];
-            uint32_t weights[TILES][4], gradients[TILES][4];
-            const uint64_t queries = whole_operand<W>(q + query0 * W), ups = whole_operand<W>(up + query0 * W);
-            const uint32_t first = head * WHOLE_ROWS + query0;
-            whole_scores<T, E, false>(s, keys, k + id * 64 * W, queries);
-#pragma unroll
-            for (int j = 0; j < 2 * TILES; j++) {
-                *(float4 *)g[j] = deltas[first / 2 + j * 4 + lane % 4];
-            }
-            whole_scores<T, E, true>(g, values, v + id * 64 * W, ups);
-            ps_wgmma_wait<1>();
-            ps_pin(s);
-#pragma unroll
-            for (int j = 0; j < 2 * TILES; j++) {
-                const float2 less = *(const float2 *)(logsums + first + j * 8 + lane % 4 * 2);
-#pragma unroll
-                for (int r = 0; r < 4; r++) {
-                    s[j][r] = ps_exp2(fmaf(s[j][r], factor, r % 2 ? less.y : less.x));
+                for (int j = 0; j < 4; j++) {
+                    delta = fmaf(ps_low<T>(words[0][j]), ps_low<T>(words[1][j]), delta);
+                    delta = fmaf(ps_high<T>(words[0][j]), ps_high<T>(words[1][j]), delta);
                 }
             }
-            ps_wgmma_wait<0>();
-            ps_pin(g);
-#pragma unroll
-            for (int j = 0; j < 8 * TILES; j++) {
-                g[j / 4][j % 4] *= s[j / 4][j % 4];
+            float *const to = (float *)(deltas + threadIdx.x / 2) + threadIdx.x % 2;
+            to[0] = to[2] = -delta;
+            logsums[threadIdx.x] = logsum;
+            if (there) {
+                p.x.delta[own_sum] = delta;
             }
-            ps_attention_round<T, TILES>(weights, s);
-            ps_attention_round<T, TILES>(gradients, g);
-            if (row0 + 16 > count) { /* nothing of what is no key */
-                const bool upper = row0 + lane / 4 < count, lower = row0 + lane / 4 + 8 < count;
-#pragma unroll
-                for (int j = 0; j < 4 * TILES; j++) {
-                    gradients[j / 4][j % 4] = (j % 2 ? lower : upper) ? gradients[j / 4][j % 4] : 0;
-                }
+        }
+        __syncthreads();
+        if (AHEAD && threadIdx.x == 0 && turn > 0) { /* in the place of the unit before, whose results have left */
+            ps_bulk_wait_read();
+            bring(unit_of_all + gridDim.x, (turn + 1) % 2);
+        }
+#pragma unroll 1
+        for (uint32_t head = 0; head < at.heads; head++) {
+            const bool odd = half && head % 2 != 0;
+            const uint32_t unit = head << shift;
+            float dv[E / 8][4], dk[PIECES][E / 8][4];
+            uint32_t keys[PIECES][4], values[1][4]; /* as operands, of heads of up to 16 columns */
+            if constexpr (E == 16) {
+                whole_hold<PIECES>(keys, k + row0 * W, half, odd);
+                whole_hold<1>(values, v + row0 * W, half, odd);
             }
-            ps_wgmma_begin();
-#pragma unroll
-            for (int j = 0; j < TILES; j++) {
-                whole_mix<T, E, 0>(dv, weights[j], ups, j * 16 * W, 1);
-            }
+            ps_zero(dv);
 #pragma unroll
             for (int i = 0; i < PIECES; i++) {
+                ps_zero(dk[i]);
+            }
+            const auto take = [&](auto count_of_tiles, uint32_t query0) {
+                constexpr int TILES = decltype(count_of_tiles)::value; /* of 16 queries */
+                float s[2 * TILES][4], g[2 * TILES][4];
+                uint32_t weights[TILES][4], gradients[TILES][4];
+                const uint64_t queries = whole_operand<W>(q + query0 * W), ups = whole_operand<W>(up + query0 * W);
+                const uint32_t first = head * WHOLE_ROWS + query0;
+                whole_scores<T, E, false>(s, keys, k + id * 64 * W, queries);
+#pragma unroll
+                for (int j = 0; j < 2 * TILES; j++) {
+                    *(float4 *)g[j] = deltas[first / 2 + j * 4 + lane % 4];
+                }
+                whole_scores<T, E, true>(g, values, v + id * 64 * W, ups);
+                ps_wgmma_wait<1>();
+                ps_pin(s);
+#pragma unroll
+                for (int j = 0; j < 2 * TILES; j++) {
+                    const float2 less = *(const float2 *)(logsums + first + j * 8 + lane % 4 * 2);
+#pragma unroll
+                    for (int r = 0; r < 4; r++) {
+                        s[j][r] = ps_exp2(fmaf(s[j][r], factor, r % 2 ? less.y : less.x));
+                    }
+                }
+                ps_wgmma_wait<0>();
+                ps_pin(g);
+#pragma unroll
+                for (int j = 0; j < 8 * TILES; j++) {
+                    g[j / 4][j % 4] *= s[j / 4][j % 4];
+                }
+                ps_attention_round<T, TILES>(weights, s);
+                ps_attention_round<T, TILES>(gradients, g);
+                if (row0 + 16 > count) { /* nothing of what is no key */
+                    const bool upper = row0 + lane / 4 < count, lower = row0 + lane / 4 + 8 < count;
+#pragma unroll
+                    for (int j = 0; j < 4 * TILES; j++) {
+                        gradients[j / 4][j % 4] = (j % 2 ? lower : upper) ? gradients[j / 4][j % 4] : 0;
+                    }
+                }
+                ps_wgmma_begin();
 #pragma unroll
                 for (int j = 0; j < TILES; j++) {
-                    whole_mix<T, E, 0>(dk[i], gradients[j], queries, i * TENSOR + j * 16 * W, 1);
+                    whole_mix<T, E, 0>(dv, weights[j], ups, j * 16 * W, 1);
+                }
+#pragma unroll
+                for (int i = 0; i < PIECES; i++) {
+#pragma unroll
+                    for (int j = 0; j < TILES; j++) {
+                        whole_mix<T, E, 0>(dk[i], gradients[j], queries, i * TENSOR + j * 16 * W, 1);
+                    }
+                }
+                ps_wgmma_commit();
+                const ps_boxed<128> to = {gradients_at + query0 / 64 * (WHOLE_GRADIENTS / 2) + row0 * 128, 0, 3, 0};
+#pragma unroll
+                for (int j = 0; j < TILES; j++) {
+                    ps_attention_store<2>(to, gradients[j], query0 % 64 / 8 + 2 * j);
+                }
+                ps_wgmma_wait<0>();
+                ps_pin(dv);
+#pragma unroll
+                for (int i = 0; i < PIECES; i++) {
+                    ps_pin(dk[i]);
+                }
+                ps_pin(weights);
+                ps_pin(gradients);
+            };
+            constexpr int MOST = whole_tiles<E, PIECES>;
+#pragma unroll 1
+            for (uint32_t query0 = 0; query0 < count; query0 += MOST * 16) {
+                if (MOST == 2 || query0 + 32 < count) {
+                    take(std::integral_constant<int, MOST>(), query0);
+                } else {
+                    take(std::integral_constant<int, 2>(), query0);
+                }
+            }
+            ps_publish();
+            __syncthreads(); /* all gradients are there, all queries are read */
+            float dq[PIECES][E / 8][4];
+            const uint64_t left = whole_operand<128>(gradients_at + id * (WHOLE_GRADIENTS / 2)), right = whole_operand<W>(k);
+            ps_wgmma_begin();
+#pragma unroll
+            for (int j = 0; j < WHOLE_ROWS / 16; j++) {
+#pragma unroll
+                for (int i = 0; i < PIECES; i++) {
+                    whole_mix<T, E, 1>(dq[i], ps_wgmma_further(left, j * 16 * 128), right, i * TENSOR + j * 16 * W, j > 0);
                 }
             }
             ps_wgmma_commit();
-            const ps_boxed<128> to = {gradients_at + query0 / 64 * (WHOLE_GRADIENTS / 2) + row0 * 128, 0, 3, 0};
-#pragma unroll
-            for (int j = 0; j < TILES; j++) {
-                ps_attention_store<2>(to, gradients[j], query0 % 64 / 8 + 2 * j);
-            }
+            whole_put<T, E>({v + row0 * W, unit, shift, PANEL}, dv, 1.0f, 1.0f, half, odd);
             ps_wgmma_wait<0>();
-            ps_pin(dv);
 #pragma unroll
             for (int i = 0; i < PIECES; i++) {
-                ps_pin(dk[i]);
+                ps_pin(dq[i]);
+                whole_put<T, E>({q + i * TENSOR + row0 * W, unit, shift, PANEL}, dq[i], p.x.scale, p.x.scale, half, odd);
             }
-            ps_pin(weights);
-            ps_pin(gradients);
-        };
-        constexpr int MOST = whole_tiles<E, PIECES>;
-#pragma unroll 1
-        for (uint32_t query0 = 0; query0 < count; query0 += MOST * 16) {
-            if (MOST == 2 || query0 + 32 < count) {
-                take(std::integral_constant<int, MOST>(), query0);
-            } else {
-                take(std::integral_constant<int, 2>(), query0);
+            __syncthreads(); /* all keys and gradients are read */
+#pragma unroll
+            for (int i = 0; i < PIECES; i++) {
+                whole_put<T, E>({k + i * TENSOR + row0 * W, unit, shift, PANEL}, dk[i], p.x.scale, p.x.scale, half, odd);
             }
         }
         ps_publish();
-        __syncthreads(); /* all gradients are there, all queries are read */
-        float dq[PIECES][E / 8][4];
-        const uint64_t left = whole_operand<128>(gradients_at + id * (WHOLE_GRADIENTS / 2)), right = whole_operand<W>(k);
-        ps_wgmma_begin();
-#pragma unroll
-        for (int j = 0; j < WHOLE_ROWS / 16; j++) {
-#pragma unroll
-            for (int i = 0; i < PIECES; i++) {
-                whole_mix<T, E, 1>(dq[i], ps_wgmma_further(left, j * 16 * 128), right, i * TENSOR + j * 16 * W, j > 0);
-            }
-        }
-        ps_wgmma_commit();
-        whole_put<T, E>({v + row0 * W, unit, shift, PANEL}, dv, 1.0f, 1.0f, half, odd);
-        ps_wgmma_wait<0>();
-#pragma unroll
-        for (int i = 0; i < PIECES; i++) {
-            ps_pin(dq[i]);
-            whole_put<T, E>({q + i * TENSOR + row0 * W, unit, shift, PANEL}, dq[i], p.x.scale, p.x.scale, half, odd);
-        }
-        __syncthreads(); /* all keys and gradients are read */
-#pragma unroll
-        for (int i = 0; i < PIECES; i++) {
-            whole_put<T, E>({k + i * TENSOR + row0 * W, unit, shift, PANEL}, dk[i], p.x.scale, p.x.scale, half, odd);
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            at.put(&p.dv, v, 1, false);
+            at.put(&p.dq, q, PIECES, p.x.accumulate);
+            at.put(&p.dk, k, PIECES, p.x.accumulate);
+            ps_bulk_commit();
         }
     }
-    ps_publish();
-    __syncthreads();
     if (threadIdx.x == 0) {
-        at.put(&p.dv, v, 1, false);
-        at.put(&p.dq, q, PIECES, p.x.accumulate);
-        at.put(&p.dk, k, PIECES, p.x.accumulate);
-        ps_bulk_commit();
         ps_bulk_wait_read();
     }
 }
@@ -508,11 +537,16 @@ static enum ps_status launch_whole(const struct ps_cuda_context *c, const char *
                            x.e, (int)result);
         }
     }
-    const int more = backward ? whole_box<E>::TENSOR + WHOLE_GRADIENTS + (int)p.group * WHOLE_ROWS * 3 * (int)sizeof(float) : 0;
-    const int shared = (2 * PIECES + 1) * whole_box<E>::TENSOR + more + (int)sizeof(uint64_t);
+    p.units = (uint32_t)sequences * p.groups.divisor;
+    constexpr bool AHEAD = whole_ahead<E>;
+    constexpr int TENSORS = 2 * PIECES + 2;
+    const int shared = backward ? (AHEAD ? 2 * (TENSORS + 1) : TENSORS) * whole_box<E>::TENSOR + WHOLE_GRADIENTS +
+                                      (int)p.group * WHOLE_ROWS * 3 * (int)sizeof(float) + 2 * (int)sizeof(uint64_t)
+                                : (TENSORS - 1) * whole_box<E>::TENSOR + (int)sizeof(uint64_t);
+    const unsigned most = backward && AHEAD ? (unsigned)(c->multiprocessors * whole_blocks<E, PIECES>) : p.units;
     const auto kernel = backward ? backward_whole_kernel<T, E, PIECES> : forward_whole_kernel<T, E, PIECES>;
     PS_TRY(ps_cuda_allow_shared((const void *)kernel, (size_t)shared, op));
-    ps_cuda_launch(c, kernel, (unsigned)sequences * p.groups.divisor, WHOLE_THREADS, (size_t)shared, p);
+    ps_cuda_launch(c, kernel, std::min(most, (unsigned)p.units), WHOLE_THREADS, (size_t)shared, p);
     PS_CUDA_LAUNCHED(op);
 }
 
