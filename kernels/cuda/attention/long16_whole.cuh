@@ -1,17 +1,20 @@
-/* attention/long16.cu's backward by wgmma of 65 to 128 patches, in one kernel: a block of two warpgroups has a head, or two of 8
- * columns that lie side by side, whole in shared memory, where the copy engine brings it; a warpgroup has 64 keys. With scores
- * turned, keys by 32 queries at a time, weights and gradients, rounded, are dv's and dk's left operands as they lie in registers;
- * the gradients go to shared memory too, from where, read across, they are dq's, of which a warpgroup has 64 queries. Residual
- * attention's pieces add to the same scores, and each has its dk and dq; the copy engine has L2 add these to what is there.
+/* attention/long16.cu's kernels by wgmma of 65 to 128 patches: a block of two warpgroups has a head, or two of 8 columns that lie
+ * side by side, whole in shared memory, where the copy engine brings it. Forward a warpgroup has 64 queries, with all keys' scores
+ * in registers. Backward, in one kernel, it has 64 keys: with scores turned, keys by 32 or 64 queries at a time, weights and
+ * gradients, rounded, are dv's and dk's left operands as they lie in registers; the gradients go to shared memory too, from where,
+ * read across, they are dq's, of which a warpgroup has 64 queries. Residual attention's pieces add to the same scores, and each has
+ * its dk and dq; the copy engine has L2 add these to what is there. Backward of narrow heads blocks stay, and bring the next heads
+ * beside the present ones.
  *
- * Two heads of 8 columns are one operand of 16: keys and values, the left ones, are zeros in the other's columns, and of the sums
- * that have both heads' columns one's are kept.
+ * Two heads of 8 columns are one operand of 16: the left one's columns of the other head are zeros, and of sums that have both
+ * heads' columns one's are kept.
  *
- * Bytes: 16 S h N e, and the sums. With N in whole 32 and e in whole 16, keys in 128: S h 128 N exponentials, FLOPs 10 S h 128 N e.
- * 128 patches, heads of 8: a head takes a multiprocessor's exponentials' unit 1,024 clocks, its schedulers some 800, shared memory
- * some 800, and its tensor cores, at 16 clocks for 64 by 16 by 16, as many as the first; heads of 40 take products of 1,730 clocks.
- * 116 patches, heads of 8, 2,576 matrices: 11 us of exponentials at 1.75 GHz beside 40 MB, 9 us at 4.2 TB/s; 125 patches, heads of
- * 40, 1,764 matrices: 143 MB, 34 us, beside products of 13 us. */
+ * Bytes: 8 S h N e forward, 16 S h N e backward, and the sums. With 128 rows of the left operand, N in whole 32 and e in whole 16:
+ * S h 128 N exponentials each way, FLOPs 4 S h 128 N e forward, 10 S h 128 N e backward. 128 patches, heads of 8: a head takes a
+ * multiprocessor's exponentials' unit 1,024 clocks (forward an eighth is a polynomial), its schedulers some 900 forward and 1,300
+ * backward, its tensor cores, at 16 clocks for 64 by 16 by 16, 400 and 1,000; heads of 40 take products of 700 and 1,730 clocks.
+ * 116 patches, heads of 8, 2,576 matrices: instructions of 10 and 15 us at 1.75 GHz beside 19 and 38 MB, 5 and 9 us at 4.2 TB/s;
+ * 125 patches, heads of 40, 1,764 matrices: 71 and 141 MB, 17 and 34 us. */
 #ifndef PS_KERNELS_CUDA_LONG16_WHOLE_CUH
 #define PS_KERNELS_CUDA_LONG16_WHOLE_CUH
 
