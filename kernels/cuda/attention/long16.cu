@@ -9,7 +9,7 @@
  * keys for dk and dv. N is anything; e, of all pieces, up to 128: chunks of 8 columns, of which two are a product's m16n8k16, a
  * last one an m16n8k8. For e up to 16 forward, and 8 backward, one side of the scores is held scaled, so that a product makes the
  * exponents as they are; on Hopper forward of them is long16_wgmma.cu's where a block has 128 queries, of up to 8 columns from 512
- * patches on, and both ways of heads of more than 32 columns are long16_wide.cuh's.
+ * patches on, both ways of heads of more than 32 columns are long16_wide.cuh's, and of up to 128 patches long16_whole.cuh's.
  *
  * Bytes: 8 S h N e forward, 16 S h N e backward, or 24 in two kernels, and the sums; by steps those of the other side once for
  * every 128 rows, from L2. S h N^2 exponentials each way, or twice as many; tensor FLOPs 4 S h N^2 e forward, 10 or 14 S h N^2 e
@@ -811,16 +811,28 @@ static enum ps_status launch_backward(const struct ps_cuda_context *c, const cha
 }
 
 #ifdef PS_FUSED_ENCODER
-/* Whether attention/long16_wide.cuh takes the call: wide heads of a single piece, in rows that the copy engine can bring. */
-static bool in_panels(const struct ps_cuda_context *c, const struct ps_attention_launch &x, bool backward)
+/* Whether the copy engine can bring the rows, to be multiplied by wgmma. */
+static bool in_boxes(const struct ps_cuda_context *c, const struct ps_attention_launch &x, bool backward)
 {
-    bool fit = c->compute_capability == 90 && x.e > 32 && x.patches > 64 && x.patches <= 4096 && x.pieces == 1 && !x.accumulate &&
-               x.unit == 16 && x.scale >= 0;
+    bool fit = c->compute_capability == 90 && x.unit == 16 && x.patches > 64 && x.scale >= 0;
     const struct ps_attention_view *const views[] = {&x.mixed, &x.q, &x.k, &x.v, &x.dq, &x.dk, &x.dv, &x.d_mixed};
     for (int i = 0; i < (backward ? 8 : 4); i++) {
-        fit = fit && views[i]->row >= 0 && views[i]->head >= 0 && views[i]->sequence >= 0;
+        const struct ps_attention_view &v = *views[i];
+        fit = fit && v.row >= 0 && v.head >= 0 && v.sequence >= 0 && v.piece >= 0;
     }
     return fit;
+}
+
+/* Whether attention/long16_whole.cuh takes such a call, */
+static bool whole(const struct ps_attention_launch &x)
+{
+    return x.patches <= 128 && x.pieces <= (x.e <= 32 ? 3 : 1);
+}
+
+/* or attention/long16_wide.cuh: wide heads of a single piece. */
+static bool in_panels(const struct ps_attention_launch &x)
+{
+    return x.e > 32 && x.patches <= 4096 && x.pieces == 1 && !x.accumulate;
 }
 #endif
 
@@ -829,8 +841,13 @@ static enum ps_status launch_size(const struct ps_cuda_context *c, const char *o
                                   bool backward)
 {
 #ifdef PS_FUSED_ENCODER
-    if (in_panels(c, x, backward)) {
-        return ps_long16_wide<T>(c, op, x, backward);
+    if (in_boxes(c, x, backward)) {
+        if (whole(x)) {
+            return ps_long16_whole<T>(c, op, x, backward);
+        }
+        if (in_panels(x)) {
+            return ps_long16_wide<T>(c, op, x, backward);
+        }
     }
 #endif
     const int columns = backward ? x.columns : x.e;

@@ -8,6 +8,7 @@
  * every fourth a polynomial of 9 instructions, 4 pairs to round, and of products, copies and loops 15 instructions: 43 beside 48
  * clocks of the exponentials' unit; by mma 52, 56, and 7 products of 6 to 8 clocks. */
 #include "kernels/cuda/attention/long16_rows.cuh"
+#include "kernels/cuda/attention/long16_whole.cuh"
 #include "kernels/cuda/attention/long16_wide.cuh"
 #include "kernels/cuda/tile/math.cuh"
 #include "kernels/cuda/tile/reduce.cuh"

@@ -97,8 +97,8 @@ static __device__ __forceinline__ struct ps_chunked ps_chunks(const char *first,
     return {ps_shared_address(first), chunk};
 }
 
-/* A head's part of rows of W bytes, 64 or 128, as the copy engine leaves them: a row's units of 16 bytes exchanged, by the row, so
- * that 8 rows' same unit lies in all banks. first: its first row, a multiple of 8 in a box that begins at a multiple of 1,024
+/* A head's part of rows of W bytes, 32, 64 or 128, as the copy engine leaves them: a row's units of 16 bytes exchanged, by the row,
+ * so that 8 rows' same unit lies in all banks. first: its first row, a multiple of 8 in a box that begins at a multiple of 1,024
  * bytes; unit: the head's first, of 2^shift that it has in a row; as many chunks more lie `part` bytes on. */
 template <int W> struct ps_boxed {
     static constexpr uint32_t ROW = W;
@@ -106,7 +106,7 @@ template <int W> struct ps_boxed {
 
     __device__ __forceinline__ uint32_t lane(uint32_t row, uint32_t next) const
     {
-        const uint32_t there = (unit ^ (W == 128 ? row : row / 2)) % (W / 16) * 16;
+        const uint32_t there = (unit ^ row / (128 / W)) % (W / 16) * 16;
         return first + row * ROW + (shift ? there ^ next * 16 : there + next * part);
     }
     __device__ __forceinline__ uint32_t step(uint32_t from, uint32_t t) const
