@@ -526,13 +526,6 @@ static __device__ __forceinline__ uint32_t block_number()
 #endif
 }
 
-/* The same place in another of them. */
-static __device__ __forceinline__ const float4 *place_in(const float4 *place, uint32_t block)
-{
-    asm("mapa.u64 %0, %0, %1;" : "+l"(place) : "r"(block));
-    return place;
-}
-
 /* A block takes a whole head: queries, d_mixed and dq's sums, in float, lie in shared memory; a warp has 32 or 48 keys, and dk and
  * dv of them, in registers, and goes over the queries by 16, several in a turn, so that barriers are few. With scores turned, keys
  * by queries, weights and gradients are dv's and dk's operands at once; the gradients turned back are dq's, whose sums go from one
@@ -803,9 +796,11 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
         if constexpr (holds<CHUNKS>) {
             kernel = of_q == CHUNKS ? forward_kernel<T, CHUNKS, true> : kernel;
 #ifdef PS_FUSED_ENCODER
-            /* Narrow heads from where it was measured to be the faster. */
-            if (of_q == CHUNKS && warps == forward_warps<CHUNKS> && c->compute_capability == 90 &&
-                (CHUNKS > 1 || x.patches >= 512)) {
+            /* Narrow heads from where it was measured to be the faster, and not where a multiprocessor finds a place for all of
+             * these kernels' blocks, 5 or 4, here alone. */
+            const int64_t places = x.matrices * p.blocks.divisor - 4 * c->multiprocessors;
+            const bool narrow = x.patches >= 512 && (places <= 0 || places > c->multiprocessors);
+            if (of_q == CHUNKS && warps == forward_warps<CHUNKS> && c->compute_capability == 90 && (CHUNKS > 1 || narrow)) {
                 return ps_long16_forward_wgmma<T, CHUNKS>(c, op, &p);
             }
 #endif
