@@ -904,11 +904,16 @@ static enum ps_status launch_plan(const struct ps_cuda_context *c, const char *o
 template <typename T, int CHUNKS>
 static enum ps_status launch_backward(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
-    enum { BEGIN_TWO = 13000, STEP_TWO = 1400 };
     /* Two kernels compute the scores twice, but have a block for every 128 rows. */
+    enum { BEGIN_TWO = 13000, ALONE_TWO = 1400, EACH_TWO = 250 + 50 * CHUNKS, WARPS = 8 };
     const bool few = 2 * x.matrices < c->multiprocessors;
-    struct plan plan = {0, 0, 0, few ? BEGIN_TWO + (x.patches + STEP - 1.0) / STEP * STEP_TWO : INFINITY};
-    plan_few<CHUNKS>(c, x, &plan);
+    const int64_t beside = (x.matrices * ((x.patches + 127) / 128) + c->multiprocessors - 1) / c->multiprocessors;
+    const double two =
+        BEGIN_TWO + (x.patches + STEP - 1.0) / STEP * std::max<double>(ALONE_TWO, (double)(beside * WARPS / 4 * 2 * EACH_TWO));
+    struct plan plan = {0, 0, 0, few ? two : INFINITY};
+    if (x.matrices <= 2 * c->multiprocessors) {
+        plan_few<CHUNKS>(c, x, &plan);
+    }
     if (plan.warps == 0 && !few) {
         plan_many<CHUNKS>(c, x, &plan);
     }
