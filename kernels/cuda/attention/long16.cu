@@ -5,18 +5,20 @@
  * Forward a block has up to 128 queries of one head, 32 a warp, or 16 of heads of more than 16 columns, and brings keys and values
  * to shared memory by steps of 64, the next step's behind the present one's; it keeps the logarithm of each row's sum, from which
  * backward computes the scores again. Backward a block takes a whole head, where e is up to 32 and shared memory holds its queries,
- * so that no score is computed twice; otherwise there are two kernels built like forward, one by queries for dq and delta, one by
- * keys for dk and dv. N is anything; e, of all pieces, up to 128: chunks of 8 columns, of which two are a product's m16n8k16, a
- * last one an m16n8k8. For e up to 16 forward, and 8 backward, one side of the scores is held scaled, so that a product makes the
- * exponents as they are; on Hopper forward of them is long16_wgmma.cu's where a block has 128 queries, of up to 8 columns from 512
- * patches on, and both ways of heads of more than 32 columns are long16_wide.cuh's.
+ * so that no score is computed twice; of few heads several blocks, a cluster, share a head's keys, each with all its queries, and
+ * add up dq in each other's shared memory, and a warp has fewer keys. Otherwise there are two kernels built like forward, one by
+ * queries for dq and delta, one by keys for dk and dv. N is anything; e, of all pieces, up to 128: chunks of 8 columns, of which
+ * two are a product's m16n8k16, a last one an m16n8k8. For e up to 16 forward, and 8 backward, one side of the scores is held
+ * scaled, so that a product makes the exponents as they are; on Hopper forward of them is long16_wgmma.cu's where a block has 128
+ * queries, of up to 8 columns from 512 patches on, and both ways of heads of more than 32 columns are long16_wide.cuh's.
  *
- * Bytes: 8 S h N e forward, 16 S h N e backward, or 24 in two kernels, and the sums; by steps those of the other side once for
- * every 128 rows, from L2. S h N^2 exponentials each way, or twice as many; tensor FLOPs 4 S h N^2 e forward, 10 or 14 S h N^2 e
- * backward, 2 more of scaled rows, of N in whole 16 or 64 and e in whole 8. For e up to 16 the exponentials bound it, 16 a clock
- * and multiprocessor: of 360 patches, heads of 8, 1,792 matrices 63 us each way at 1.75 GHz, beside 41 and 83 MB, 10 and 20 us
- * at 4.2 TB/s. Forward an eighth of them is a polynomial: 55 us. Backward has 42 instructions for 16 by 16 scores: 45 us; heads of
- * 16 have 53 and 10 products of 6 to 8 clocks, which bound it, and two warps a scheduler, so that what one waits for counts. */
+ * Bytes: 8 S h N e forward, 16 S h N e backward, or 24 in two kernels, and the sums; 8 S h N e more for each further block of a
+ * head; by steps those of the other side once for every 128 rows, from L2. S h N^2 exponentials each way, or twice as many; tensor
+ * FLOPs 4 S h N^2 e forward, 10 or 14 S h N^2 e backward, 2 more of scaled rows, of N in whole 16 or 64 and e in whole 8. For e up
+ * to 16 the exponentials bound it, 16 a clock and multiprocessor: of 360 patches, heads of 8, 1,792 matrices 63 us each way at 1.75
+ * GHz, beside 41 and 83 MB, 10 and 20 us at 4.2 TB/s. Forward an eighth of them is a polynomial: 55 us. Backward has 42
+ * instructions for 16 by 16 scores: 45 us; heads of 16 have 53 and 10 products of 6 to 8 clocks, which bound it, and two warps a
+ * scheduler, so that what one waits for counts. */
 #include <algorithm>
 
 #include "kernels/cuda/attention/long16_rows.cuh"
@@ -526,11 +528,11 @@ static __device__ __forceinline__ uint32_t block_number()
 #endif
 }
 
-/* A block takes a whole head: queries, d_mixed and dq's sums, in float, lie in shared memory; a warp has 32 or 48 keys, and dk and
- * dv of them, in registers, and goes over the queries by 16, several in a turn, so that barriers are few. With scores turned, keys
- * by queries, weights and gradients are dv's and dk's operands at once; the gradients turned back are dq's, whose sums go from one
- * warp to the next: warp w begins with turn w, and a barrier lies between one turn and the next, so no two warps add to the same
- * sums. Keys that the block's warps cannot hold at once come round by round. */
+/* A block takes a whole head, or its part of the keys: queries, d_mixed and dq's sums, in float, lie in shared memory; a warp has
+ * 16 to 64 keys, and dk and dv of them, in registers, and goes over the queries by 16, several in a turn, so that barriers are few.
+ * With scores turned, keys by queries, weights and gradients are dv's and dk's operands at once; the gradients turned back are
+ * dq's, whose sums go from one warp to the next: warp w begins with turn w, and a barrier lies between one turn and the next, so no
+ * two warps add to the same sums. Keys that the block's warps cannot hold at once come round by round. */
 template <typename T, int CHUNKS, int FORM>
 static __global__ void __launch_bounds__(forms[CHUNKS / 2][FORM].warps * 32, 1)
     backward_kernel(const __grid_constant__ struct long16 p)
@@ -538,8 +540,8 @@ static __global__ void __launch_bounds__(forms[CHUNKS / 2][FORM].warps * 32, 1)
     ps_grid_wait();
     extern __shared__ float4 shared_memory[];
     constexpr int TILES = forms[CHUNKS / 2][FORM].tiles;
-    constexpr bool AHEAD =
-        CHUNKS == 2 && FORM == 0; /* a tile's rows come behind the tile before: its last products wait for nothing then */
+    /* A tile's rows come behind the tile before: its last products wait for nothing then. */
+    constexpr bool AHEAD = CHUNKS == 2 && FORM == 0;
     const struct place at(p, 0);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const uint32_t count = (uint32_t)p.x.patches, tiles = (count + 15) / 16, all = tiles * 16;
@@ -905,11 +907,10 @@ template <typename T, int CHUNKS>
 static enum ps_status launch_backward(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
     /* Two kernels compute the scores twice, but have a block for every 128 rows. */
-    enum { BEGIN_TWO = 13000, ALONE_TWO = 1400, EACH_TWO = 250 + 50 * CHUNKS, WARPS = 8 };
+    enum { BEGIN_TWO = 13000, ALONE_TWO = 1400, EACH_TWO = 4 * (250 + 50 * CHUNKS) }; /* both steps; of a multiprocessor's block */
     const bool few = 2 * x.matrices < c->multiprocessors;
     const int64_t beside = (x.matrices * ((x.patches + 127) / 128) + c->multiprocessors - 1) / c->multiprocessors;
-    const double two =
-        BEGIN_TWO + (x.patches + STEP - 1.0) / STEP * std::max<double>(ALONE_TWO, (double)(beside * WARPS / 4 * 2 * EACH_TWO));
+    const double two = BEGIN_TWO + (x.patches + STEP - 1.0) / STEP * std::max<double>(ALONE_TWO, (double)(beside * EACH_TWO));
     struct plan plan = {0, 0, 0, few ? two : INFINITY};
     if (x.matrices <= 2 * c->multiprocessors) {
         plan_few<CHUNKS>(c, x, &plan);

@@ -2,7 +2,8 @@
  * one tile's weights are computed the other's scores are under way. Tiles of chunks are operands as they lie, without swizzle: keys
  * by rows, values across, with a chunk of ones behind them, whose column of sums is the rows' own. Queries become two parts in
  * shared memory, scaled, so that scores come as exponents; bf16's are powers as they are, of fp16 the largest of a row's first keys
- * is taken off, and where a row's sum says that this does not do the block does all again (`again`), as long16.cu's does.
+ * is taken off, and where a row's sum says that this does not do the block does all again (`again`), as long16.cu's does. Where
+ * blocks are few two, a cluster, have half of the keys each and exchange their sums, 80 or 112 bytes a row, at the end.
  *
  * Bytes and FLOPs are that file's, and 8 S h N^2 FLOPs of the sums. For 16 by 16 scores of 16 columns a warp has 8 exponentials,
  * every fourth a polynomial of 9 instructions, 4 pairs to round, and of products, copies and loops 15 instructions: 43 beside 48
