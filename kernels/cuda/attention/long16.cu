@@ -12,7 +12,7 @@
  * scaled, so that a product makes the exponents as they are; on Hopper forward of them is long16_wgmma.cu's where a block has 128
  * queries, of up to 8 columns from 512 patches on, and both ways of heads of more than 32 columns are long16_wide.cuh's.
  *
- * Bytes: 8 S h N e forward, 16 S h N e backward, or 24 in two kernels, and the sums; 8 S h N e more for each further block of a
+ * Bytes: 8 S h N e forward, 16 S h N e backward, or 24 in two kernels, and the sums; 6 S h N e more for each further block of a
  * head; by steps those of the other side once for every 128 rows, from L2. S h N^2 exponentials each way, or twice as many; tensor
  * FLOPs 4 S h N^2 e forward, 10 or 14 S h N^2 e backward, 2 more of scaled rows, of N in whole 16 or 64 and e in whole 8. For e up
  * to 16 the exponentials bound it, 16 a clock and multiprocessor: of 360 patches, heads of 8, 1,792 matrices 63 us each way at 1.75
