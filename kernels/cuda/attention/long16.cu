@@ -5,21 +5,25 @@
  * Forward a block has up to 128 queries of one head, 32 a warp, or 16 of heads of more than 16 columns, and brings keys and values
  * to shared memory by steps of 64, the next step's behind the present one's; it keeps the logarithm of each row's sum, from which
  * backward computes the scores again. Backward a block takes a whole head, where e is up to 32 and shared memory holds its queries,
- * so that no score is computed twice; otherwise there are two kernels built like forward, one by queries for dq and delta, one by
- * keys for dk and dv. N is anything; e, of all pieces, up to 128: chunks of 8 columns, of which two are a product's m16n8k16, a
- * last one an m16n8k8. For e up to 16 forward, and 8 backward, one side of the scores is held scaled, so that a product makes the
- * exponents as they are; on Hopper forward of them is long16_wgmma.cu's where a block has 128 queries, of up to 8 columns from 512
- * patches on, both ways of heads of more than 32 columns are long16_wide.cuh's, and of up to 128 patches long16_whole.cuh's.
+ * so that no score is computed twice; of few heads several blocks, a cluster, share a head's keys, each with all its queries, and
+ * add up dq in each other's shared memory, and a warp has fewer keys. Otherwise there are two kernels built like forward, one by
+ * queries for dq and delta, one by keys for dk and dv. N is anything; e, of all pieces, up to 128: chunks of 8 columns, of which
+ * two are a product's m16n8k16, a last one an m16n8k8. For e up to 16 forward, and 8 backward, one side of the scores is held
+ * scaled, so that a product makes the exponents as they are; on Hopper forward of them is long16_wgmma.cu's where a block has 128
+ * queries, of up to 8 columns from 512 patches on, both ways of heads of more than 32 columns are long16_wide.cuh's, and of up to
+ * 128 patches long16_whole.cuh's.
  *
- * Bytes: 8 S h N e forward, 16 S h N e backward, or 24 in two kernels, and the sums; by steps those of the other side once for
- * every 128 rows, from L2. S h N^2 exponentials each way, or twice as many; tensor FLOPs 4 S h N^2 e forward, 10 or 14 S h N^2 e
- * backward, 2 more of scaled rows, of N in whole 16 or 64 and e in whole 8. For e up to 16 the exponentials bound it, 16 a clock
- * and multiprocessor: of 360 patches, heads of 8, 1,792 matrices 63 us each way at 1.75 GHz, beside 41 and 83 MB, 10 and 20 us
- * at 4.2 TB/s. Forward an eighth of them is a polynomial: 55 us. Backward has 42 instructions for 16 by 16 scores: 45 us; heads of
- * 16 have 53 and 10 products of 6 to 8 clocks, which bound it, and two warps a scheduler, so that what one waits for counts. */
+ * Bytes: 8 S h N e forward, 16 S h N e backward, or 24 in two kernels, and the sums; 6 S h N e more for each further block of a
+ * head; by steps those of the other side once for every 128 rows, from L2. S h N^2 exponentials each way, or twice as many; tensor
+ * FLOPs 4 S h N^2 e forward, 10 or 14 S h N^2 e backward, 2 more of scaled rows, of N in whole 16 or 64 and e in whole 8. For e up
+ * to 16 the exponentials bound it, 16 a clock and multiprocessor: of 360 patches, heads of 8, 1,792 matrices 63 us each way at 1.75
+ * GHz, beside 41 and 83 MB, 10 and 20 us at 4.2 TB/s. Forward an eighth of them is a polynomial: 55 us. Backward has 42
+ * instructions for 16 by 16 scores: 45 us; heads of 16 have 53 and 10 products of 6 to 8 clocks, which bound it, and two warps a
+ * scheduler, so that what one waits for counts. */
 #include <algorithm>
 
 #include "kernels/cuda/attention/long16_rows.cuh"
+#include "kernels/cuda/tile/bulk.cuh"
 #include "kernels/cuda/tile/math.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 
@@ -437,10 +441,15 @@ static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) key_gradient_k
 
 /* ---- backward in one: heads of up to 32 columns, whose queries shared memory holds ---- */
 
-/* Tiles of 16 keys that a warp has at a time, in registers; the most warps of a block, and of a multiprocessor. */
-template <int CHUNKS> static constexpr int own_tiles = CHUNKS == 1 ? 3 : CHUNKS == 2 ? 4 : 2;
-enum { BACKWARD_WARPS = 8 };
-template <int CHUNKS> static constexpr int resident_warps = CHUNKS > 1 ? 8 : 16;
+/* Tiles of 16 keys that a warp has at a time, in registers, and the warps whose registers a multiprocessor has; fewer tiles for few
+ * heads. 16 queries then take a warp so many clocks, and a scheduler so many for each of its warps, about. By chunks of 1, 2 and 4.
+ */
+struct form {
+    int tiles, warps, alone, each;
+};
+static constexpr struct form forms[3][3] = {{{3, 16, 900, 252}, {2, 16, 660, 168}, {1, 24, 420, 136}},
+                                            {{4, 8, 1200, 500}, {2, 12, 700, 330}, {1, 16, 440, 240}},
+                                            {{2, 8, 800, 400}, {1, 12, 500, 320}}};
 
 /* 16 rows of CHUNKS columns as an operand: of two chunks a first one has the upper 8 rows, the lower, and both of the next chunk; a
  * second one both chunks of the upper rows, then of the lower. */
@@ -501,19 +510,39 @@ static __device__ __forceinline__ void multiply(float (&sum)[2][4], const float 
     }
 }
 
-/* A block takes a whole head: queries, d_mixed and dq's sums, in float, lie in shared memory; a warp has 32 or 48 keys, and dk and
- * dv of them, in registers, and goes over the queries by 16, several in a turn, so that barriers are few. With scores turned, keys
- * by queries, weights and gradients are dv's and dk's operands at once; the gradients turned back are dq's, whose sums go from one
- * warp to the next: warp w begins with turn w, and a barrier lies between one turn and the next, so no two warps add to the same
- * sums. Keys that the block's warps cannot hold at once come round by round. */
-template <typename T, int CHUNKS>
-static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHUNKS> / BACKWARD_WARPS)
+/* Blocks that share a head are a cluster (sm_90): how many, and the block's number. */
+static __device__ __forceinline__ uint32_t blocks_of(const struct long16 &p)
+{
+#if __CUDA_ARCH__ >= 900
+    return p.blocks.divisor;
+#else
+    return 1;
+#endif
+}
+
+static __device__ __forceinline__ uint32_t block_number()
+{
+#if __CUDA_ARCH__ >= 900
+    return (uint32_t)ps_cluster_rank();
+#else
+    return 0;
+#endif
+}
+
+/* A block takes a whole head, or its part of the keys: queries, d_mixed and dq's sums, in float, lie in shared memory; a warp has
+ * 16 to 64 keys, and dk and dv of them, in registers, and goes over the queries by 16, several in a turn, so that barriers are few.
+ * With scores turned, keys by queries, weights and gradients are dv's and dk's operands at once; the gradients turned back are
+ * dq's, whose sums go from one warp to the next: warp w begins with turn w, and a barrier lies between one turn and the next, so no
+ * two warps add to the same sums. Keys that the block's warps cannot hold at once come round by round. */
+template <typename T, int CHUNKS, int FORM>
+static __global__ void __launch_bounds__(forms[CHUNKS / 2][FORM].warps * 32, 1)
     backward_kernel(const __grid_constant__ struct long16 p)
 {
     ps_grid_wait();
     extern __shared__ float4 shared_memory[];
-    constexpr int TILES = own_tiles<CHUNKS>;
-    constexpr bool AHEAD = CHUNKS == 2; /* a tile's rows come behind the tile before: its last products wait for nothing then */
+    constexpr int TILES = forms[CHUNKS / 2][FORM].tiles;
+    /* A tile's rows come behind the tile before: its last products wait for nothing then. */
+    constexpr bool AHEAD = CHUNKS == 2 && FORM == 0;
     const struct place at(p, 0);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const uint32_t count = (uint32_t)p.x.patches, tiles = (count + 15) / 16, all = tiles * 16;
@@ -536,7 +565,7 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
         fetch(k + further, p.chunk_step, from_k, unit_q, first, round, p);
         fetch(v + further, p.chunk_step, from_v, unit_v, first, round, p);
     };
-    bring(0, 0);
+    bring(0, block_number() * p.keys);
     fetch(q, p.chunk, rows(p.x.q, at, unit_q), unit_q, 0, all, p);
     ps_copy_commit();
     const int64_t sums = (int64_t)at.matrix * count;
@@ -549,7 +578,7 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
         next = p.x.logsum[sums + min(i + blockDim.x, count - 1)];
         start[0] = start[2] = i < count ? logsum * -PS_LOG2_E : -INFINITY; /* a weight of 0 */
         start[16] = start[18] = -delta;
-        if (i < count) {
+        if (i < count && block_number() == 0) {
             p.x.delta[sums + i] = delta;
         }
     }
@@ -561,8 +590,9 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
     const float factor = p.x.scale * PS_LOG2_E, zero[2][4] = {};
     int32_t other = CHUNKS > 1 ? p.other : 0; /* narrow heads have no registers left for it */
 #pragma unroll 1
-    for (uint32_t round0 = 0; round0 < count; round0 += round, k += other, v += other, other = -other) {
-        const bool more = round0 + round < count;
+    for (uint32_t round0 = block_number() * p.keys; round0 < min((block_number() + 1) * p.keys, count);
+         round0 += round, k += other, v += other, other = -other) {
+        const bool more = round0 + round < min((block_number() + 1) * p.keys, count);
         if (more && other) { /* the next round's, beside this one's */
             bring(other, round0 + round);
         }
@@ -675,6 +705,9 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
             ps_attention_put<T, CHUNKS>(ps_chunks(v + own + i * 256, p.chunk_step), dv[i], 1.0f, 1.0f, CHUNKS);
         }
         __syncthreads();
+        if (blocks_of(p) > 1 && !more) {
+            ps_cluster_arrive(); /* dq's part is whole */
+        }
         put<T>(to_k, k, p.chunk_step, p.x.accumulate, unit_q, round0, round, p);
         put<T>(to_v, v, p.chunk_step, false, unit_v, round0, round, p);
         if (more) {
@@ -687,21 +720,36 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
         }
     }
     ps_grid_release(); /* late: else blocks that wait fill the multiprocessors that are left to AdamW of a large head */
+    const uint32_t blocks = blocks_of(p), share = (tiles + blocks - 1) / blocks, first = block_number() * share;
+    if (blocks > 1) {
+        ps_cluster_wait();
+    }
 #pragma unroll 1
-    for (uint32_t tile = warp; tile < tiles; tile += warps) { /* in the place of the queries */
+    for (uint32_t tile = first + warp; tile < min(first + share, tiles); tile += warps) { /* in the place of the queries */
         float sum[CHUNKS][4];
+        ps_zero(sum);
+#pragma unroll 4
+        for (uint32_t block = 0; block < blocks; block++) { /* in their order */
+            const float4 *const part = blocks > 1 ? place_in(dq, block) : dq;
 #pragma unroll
-        for (int i = 0; i < CHUNKS; i++) {
-            const float4 all = dq[(tile * CHUNKS + i) * 32 + lane];
-            sum[i][0] = all.x;
-            sum[i][1] = all.y;
-            sum[i][2] = all.z;
-            sum[i][3] = all.w;
+            for (int i = 0; i < CHUNKS; i++) {
+                const float4 more = part[(tile * CHUNKS + i) * 32 + lane];
+                sum[i][0] += more.x;
+                sum[i][1] += more.y;
+                sum[i][2] += more.z;
+                sum[i][3] += more.w;
+            }
         }
         ps_attention_put<T, CHUNKS>(ps_chunks(q + tile * 256, p.chunk), sum, p.x.scale, p.x.scale, CHUNKS);
     }
+    if (blocks > 1) {
+        ps_cluster_arrive();
+    }
     __syncthreads();
-    put<T>(rows(p.x.dq, at, unit_q), q, p.chunk, p.x.accumulate, unit_q, 0, all, p);
+    put<T>(rows(p.x.dq, at, unit_q), q + first * 256, p.chunk, p.x.accumulate, unit_q, first * 16, share * 16, p);
+    if (blocks > 1) {
+        ps_cluster_wait(); /* the others have read */
+    }
 }
 
 /* ---- launching ---- */
@@ -751,9 +799,11 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
         if constexpr (holds<CHUNKS>) {
             kernel = of_q == CHUNKS ? forward_kernel<T, CHUNKS, true> : kernel;
 #ifdef PS_FUSED_ENCODER
-            /* Narrow heads from where it was measured to be the faster. */
-            if (of_q == CHUNKS && warps == forward_warps<CHUNKS> && c->compute_capability == 90 &&
-                (CHUNKS > 1 || x.patches >= 512)) {
+            /* Narrow heads from where it was measured to be the faster, and not where a multiprocessor finds a place for all of
+             * these kernels' blocks, 5 or 4, here alone. */
+            const int64_t places = x.matrices * p.blocks.divisor - 4 * c->multiprocessors;
+            const bool narrow = x.patches >= 512 && (places <= 0 || places > c->multiprocessors);
+            if (of_q == CHUNKS && warps == forward_warps<CHUNKS> && c->compute_capability == 90 && (CHUNKS > 1 || narrow)) {
                 return ps_long16_forward_wgmma<T, CHUNKS>(c, op, &p);
             }
 #endif
@@ -765,49 +815,119 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
                          bytes(of_q + of_v, 2 * CHUNKS) + 4 * STEP * (int)sizeof(float));
 }
 
-/* Backward in one kernel where shared memory and the number of heads let it; else in two. */
-template <typename T, int CHUNKS>
-static enum ps_status launch_backward(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
+/* How backward in one kernel cuts a head: the form, warps of a block, blocks of a head; clocks: what it takes, about. */
+struct plan {
+    int form, warps, blocks;
+    double clocks;
+};
+
+/* Of a block with so many keys at a time. */
+template <int CHUNKS> static int64_t backward_bytes(const struct ps_attention_launch &x, int keys)
 {
-    constexpr int KEYS = own_tiles<CHUNKS> * 16; /* of a warp */
-    const int rows = (x.patches + 15) / 16 * 16, units = x.columns * 2 / x.unit, owners = (x.patches + KEYS - 1) / KEYS;
-    struct long16 p = told(x, 1, 1);
-    p.chunk = chunk_of(rows, units);
-    p.clear = x.columns % 8 != 0 || x.e % 8 != 0 || p.chunks_q < CHUNKS || p.chunks_v < CHUNKS;
-    const auto bytes = [&](int warps) {
-        return 2 * CHUNKS * ((int64_t)p.chunk + chunk_of(warps * KEYS, units)) + (int64_t)rows * (CHUNKS * 32 + 16);
-    };
-    /* As many warps as go over the keys in the fewest rounds of a multiprocessor's blocks: few, so that few wait together. */
-    int warps = 0;
-    double best = 0;
-    for (int w = (units + 31) / 32; w <= std::min<int>(BACKWARD_WARPS, owners); w++) {
-        const int64_t fit = std::min<int64_t>(resident_warps<CHUNKS> / w, (c->shared_bytes + 1024) / (bytes(w) + 1024));
-        const int64_t blocks = std::min(fit, (x.matrices + c->multiprocessors - 1) / c->multiprocessors);
-        const double speed = bytes(w) > c->shared_bytes ? 0 : (double)blocks / ((owners + w - 1) / w);
-        if (speed > best) {
-            best = speed;
-            warps = w;
+    const int rows = (x.patches + 15) / 16 * 16, units = x.columns * 2 / x.unit;
+    return 2 * CHUNKS * ((int64_t)chunk_of(rows, units) + chunk_of(keys, units)) + (int64_t)rows * (CHUNKS * 32 + 16);
+}
+
+/* The fastest plan whose blocks all find a place at once, if one takes fewer clocks than the best so far. */
+template <int CHUNKS> static void plan_few(const struct ps_cuda_context *c, const struct ps_attention_launch &x, struct plan *best)
+{
+    enum { BEGIN = 4000, ROUND = 1500, CLUSTER = 2000, MOST_BLOCKS = 8, GROUP = 16 /* multiprocessors that have a cluster */ };
+    const int queries = (x.patches + 15) / 16, least = (x.columns * 2 / x.unit + 31) / 32;
+    for (int i = 0; i < 3 && forms[CHUNKS / 2][i].tiles > 0; i++) {
+        const struct form &form = forms[CHUNKS / 2][i];
+        const int owners = (queries + form.tiles - 1) / form.tiles;
+        for (int blocks = 1; blocks <= (c->compute_capability == 90 ? MOST_BLOCKS : 1); blocks++) {
+            for (int warps = least; warps <= form.warps; warps++) {
+                const int64_t bytes = backward_bytes<CHUNKS>(x, warps * form.tiles * 16);
+                const int64_t fit = std::min<int64_t>(form.warps / warps, (c->shared_bytes + 1024) / (bytes + 1024));
+                const int64_t places = blocks > 1 ? c->multiprocessors / GROUP * (GROUP * fit / blocks) : c->multiprocessors * fit;
+                const int rounds = (owners + blocks * warps - 1) / (blocks * warps);
+                if (x.matrices > places || (blocks - 1) * rounds * warps >= owners) {
+                    continue;
+                }
+                const int64_t beside = (x.matrices * blocks + c->multiprocessors - 1) / c->multiprocessors;
+                const double tile = std::max<double>(form.alone, (double)(beside * warps * form.each) / 4);
+                const double clocks = BEGIN + (blocks > 1 ? CLUSTER : 0) + 2.0 * (double)beside * x.patches * CHUNKS +
+                                      rounds * (ROUND + queries * tile);
+                if (clocks < best->clocks) {
+                    *best = {i, warps, blocks, clocks};
+                }
+            }
         }
     }
-    /* Two kernels compute the scores twice, but have a block for every 128 rows. */
-    if (warps == 0 || 2 * x.matrices < c->multiprocessors) {
-        return launch<T, CHUNKS>(c, op, x, true);
+}
+
+/* As many warps as go over the keys in the fewest rounds of a multiprocessor's blocks: few, so that few wait together. */
+template <int CHUNKS> static void plan_many(const struct ps_cuda_context *c, const struct ps_attention_launch &x, struct plan *best)
+{
+    enum { MOST_WARPS = 8 };
+    const struct form &form = forms[CHUNKS / 2][0];
+    const int owners = (x.patches + form.tiles * 16 - 1) / (form.tiles * 16);
+    double most = 0;
+    for (int w = (x.columns * 2 / x.unit + 31) / 32; w <= std::min<int>(MOST_WARPS, owners); w++) {
+        const int64_t bytes = backward_bytes<CHUNKS>(x, w * form.tiles * 16);
+        const int64_t fit = std::min<int64_t>(form.warps / w, (c->shared_bytes + 1024) / (bytes + 1024));
+        const int64_t blocks = std::min(fit, (x.matrices + c->multiprocessors - 1) / c->multiprocessors);
+        const double speed = (double)blocks / ((owners + w - 1) / w);
+        if (speed > most) {
+            most = speed;
+            *best = {0, w, 1, 0};
+        }
     }
-    p.chunk_step = chunk_of(warps * KEYS, units);
-    const int64_t of_round = 2 * CHUNKS * (int64_t)p.chunk_step, both = bytes(warps) + of_round;
-    const bool fits = (both + 1024) * (resident_warps<CHUNKS> / warps) <= c->shared_bytes + 1024;
-    p.other = CHUNKS > 1 && owners > warps && fits ? (int32_t)of_round : 0;
+}
+
+template <typename T, int CHUNKS, int FORM>
+static enum ps_status launch_plan(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
+                                  const struct plan &plan)
+{
+    constexpr struct form form = forms[CHUNKS / 2][FORM];
+    const int rows = (x.patches + 15) / 16 * 16, units = x.columns * 2 / x.unit, keys = plan.warps * form.tiles * 16;
+    const int rounds = (rows + keys * plan.blocks - 1) / (keys * plan.blocks), tiles = rows / 16;
+    struct long16 p = told(x, plan.blocks, plan.warps);
+    p.chunk = chunk_of(rows, units);
+    p.chunk_step = chunk_of(keys, units);
+    p.keys = (uint32_t)(rounds * keys);
+    p.clear = x.columns % 8 != 0 || x.e % 8 != 0 || p.chunks_q < CHUNKS || p.chunks_v < CHUNKS;
+    const int64_t bytes = backward_bytes<CHUNKS>(x, keys), of_round = 2 * CHUNKS * (int64_t)p.chunk_step, both = bytes + of_round;
+    const bool fits = (both + 1024) * (form.warps / plan.warps) <= c->shared_bytes + 1024;
+    p.other = CHUNKS > 1 && rounds > 1 && fits ? (int32_t)of_round : 0;
     /* The fewest tiles in all of as many turns as warps, or more, a barrier counted as half a tile. */
-    const int tiles = rows / 16;
     int least = INT32_MAX;
-    for (int turn = 1; turn <= tiles && (tiles + turn - 1) / turn >= warps; turn++) {
+    for (int turn = 1; turn <= tiles && (tiles + turn - 1) / turn >= plan.warps; turn++) {
         const int halves = (tiles + turn - 1) / turn * (2 * turn + 1);
         if (halves < least) {
             least = halves;
             p.turn = (uint32_t)turn;
         }
     }
-    return launch_kernel(c, op, backward_kernel<T, CHUNKS>, warps, &p, (int)bytes(warps) + p.other);
+    return launch_kernel(c, op, backward_kernel<T, CHUNKS, FORM>, plan.warps, &p, (int)bytes + p.other, plan.blocks);
+}
+
+/* Backward in one kernel where shared memory and the number of heads let it; else in two. */
+template <typename T, int CHUNKS>
+static enum ps_status launch_backward(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
+{
+    /* Two kernels compute the scores twice, but have a block for every 128 rows. */
+    enum { BEGIN_TWO = 13000, ALONE_TWO = 1400, EACH_TWO = 4 * (250 + 50 * CHUNKS) }; /* both steps; of a multiprocessor's block */
+    const bool few = 2 * x.matrices < c->multiprocessors;
+    const int64_t beside = (x.matrices * ((x.patches + 127) / 128) + c->multiprocessors - 1) / c->multiprocessors;
+    const double two = BEGIN_TWO + (x.patches + STEP - 1.0) / STEP * std::max<double>(ALONE_TWO, (double)(beside * EACH_TWO));
+    struct plan plan = {0, 0, 0, few ? two : INFINITY};
+    if (x.matrices <= 2 * c->multiprocessors) {
+        plan_few<CHUNKS>(c, x, &plan);
+    }
+    if (plan.warps == 0 && !few) {
+        plan_many<CHUNKS>(c, x, &plan);
+    }
+    if (plan.warps == 0) {
+        return launch<T, CHUNKS>(c, op, x, true);
+    }
+    if constexpr (CHUNKS < 4) {
+        if (plan.form == 2) {
+            return launch_plan<T, CHUNKS, 2>(c, op, x, plan);
+        }
+    }
+    return plan.form == 0 ? launch_plan<T, CHUNKS, 0>(c, op, x, plan) : launch_plan<T, CHUNKS, 1>(c, op, x, plan);
 }
 
 #ifdef PS_FUSED_ENCODER

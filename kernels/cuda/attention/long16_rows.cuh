@@ -19,6 +19,7 @@ struct long16 {
     uint32_t chunk, chunk_step; /* bytes from chunk to chunk of a tile of the block's rows, of a step's */
     int32_t other;              /* bytes from backward's round of keys to the next round's, 0 where there is no room for both */
     uint32_t turn;              /* tiles of queries between two barriers of backward's one kernel */
+    uint32_t keys;              /* that a block has, where several share a head's */
     uint32_t turned;            /* threads: those that bring a step's values are not the first, which bring its keys */
     uint32_t shared;            /* bytes */
     bool clear;                 /* columns do not fill the chunks */
@@ -69,6 +70,13 @@ struct rows {
     }
 };
 
+/* The same place in another block of the cluster. */
+template <typename P> static __device__ __forceinline__ const P *place_in(const P *place, uint32_t block)
+{
+    asm("mapa.u64 %0, %0, %1;" : "+l"(place) : "r"(block));
+    return place;
+}
+
 /* `count` rows from `first` on, on their way to a tile; beyond N the last again, so that what is computed of them is finite. */
 static __device__ __forceinline__ void fetch(char *to, uint32_t chunk, const struct rows &from, const struct unit &u,
                                              uint32_t first, uint32_t count, const struct long16 &p)
@@ -118,13 +126,18 @@ static __device__ __forceinline__ void load_scaled(uint32_t (&to)[CHUNKS][4], ui
 
 typedef void kernel_type(struct long16);
 
+/* cluster: so many blocks are one. */
 static enum ps_status launch_kernel(const struct ps_cuda_context *c, const char *op, kernel_type *kernel, int warps,
-                                    struct long16 *p, int shared)
+                                    struct long16 *p, int shared, int cluster = 1)
 {
     p->shared = (uint32_t)shared;
     const unsigned blocks = (unsigned)(p->x.matrices * p->blocks.divisor);
     PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, op));
-    ps_cuda_launch(c, kernel, blocks, (unsigned)warps * 32, (size_t)shared, *p);
+    if (cluster > 1) {
+        ps_cuda_launch_clusters(c, kernel, (unsigned)cluster, blocks, (unsigned)warps * 32, (size_t)shared, *p);
+    } else {
+        ps_cuda_launch(c, kernel, blocks, (unsigned)warps * 32, (size_t)shared, *p);
+    }
     PS_CUDA_LAUNCHED(op);
 }
 
