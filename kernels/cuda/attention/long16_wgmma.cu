@@ -2,8 +2,7 @@
  * one tile's weights are computed the other's scores are under way. Tiles of chunks are operands as they lie, without swizzle: keys
  * by rows, values across, with a chunk of ones behind them, whose column of sums is the rows' own. Queries become two parts in
  * shared memory, scaled, so that scores come as exponents; bf16's are powers as they are, of fp16 the largest of a row's first keys
- * is taken off, and where a row's sum says that this does not do the block does all again (`again`), as long16.cu's does. Where
- * blocks are few two, a cluster, have half of the keys each and exchange their sums, 80 or 112 bytes a row, at the end.
+ * is taken off, and where a row's sum says that this does not do the block does all again (`again`), as long16.cu's does.
  *
  * Bytes and FLOPs are that file's, and 8 S h N^2 FLOPs of the sums. For 16 by 16 scores of 16 columns a warp has 8 exponentials,
  * every fourth a polynomial of 9 instructions, 4 pairs to round, and of products, copies and loops 15 instructions: 43 beside 48
@@ -31,11 +30,8 @@ static __global__ void __launch_bounds__(ROWS, 4) forward_wgmma_kernel(const __g
     constexpr bool NARROW = std::is_same<T, ps_fp16>::value;
     constexpr int POLYNOMIAL = CHUNKS == 1 ? 8 : 4; /* one exponential of so many: narrow heads have other work beside */
     extern __shared__ float4 shared_memory[];
-    const bool halved = p.keys < (uint32_t)p.x.patches; /* two blocks, a cluster, have half of the keys each */
-    struct place at(p, halved ? ROWS / 2 : ROWS);
+    const struct place at(p, ROWS);
     const uint32_t lane = threadIdx.x % 32, count = (uint32_t)p.x.patches, row0 = threadIdx.x / 32 * 16;
-    const uint32_t half = halved ? blockIdx.x % 2 : 0, first = half * p.keys, last = min(first + p.keys, count);
-    at.row -= half * (ROWS / 2);
     const uint32_t of_k = CHUNKS * p.chunk_step, of_step = of_k + (CHUNKS + 1) * p.chunk_step;
     char *const q = (char *)shared_memory, *const steps = q + 2 * CHUNKS * p.chunk;
     if (p.clear) {
@@ -52,24 +48,24 @@ static __global__ void __launch_bounds__(ROWS, 4) forward_wgmma_kernel(const __g
     float mixed[TILES][CHUNKS + 1][4], start[TILES][2]; /* start: negative, what is taken off */
 #pragma unroll 1
     for (bool again = false;; again = true) {
-        fetch(steps, p.chunk_step, from_k, unit_q, first, BRING, p);
-        fetch(steps + of_k, p.chunk_step, from_v, unit_v, first, BRING, p);
+        fetch(steps, p.chunk_step, from_k, unit_q, 0, BRING, p);
+        fetch(steps + of_k, p.chunk_step, from_v, unit_v, 0, BRING, p);
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
             ps_zero(mixed[i]);
             start[i][0] = start[i][1] = 0;
         }
 #pragma unroll 1
-        for (uint32_t key0 = first, now = 0; key0 < last; key0 += BRING, now ^= of_step) {
+        for (uint32_t key0 = 0, now = 0; key0 < count; key0 += BRING, now ^= of_step) {
             ps_copy_wait();
             ps_publish();
             __syncthreads(); /* the step is there, the one before is read */
-            if (key0 + BRING < last) {
+            if (key0 + BRING < count) {
                 char *const next = steps + (now ^ of_step);
                 fetch(next, p.chunk_step, from_k, unit_q, key0 + BRING, BRING, p);
                 fetch(next + of_k, p.chunk_step, from_v, unit_v, key0 + BRING, BRING, p);
             }
-            if (key0 == first && !again) { /* queries become their two parts */
+            if (key0 == 0 && !again) { /* queries become their two parts */
 #pragma unroll
                 for (int i = 0; i < TILES; i++) {
                     const struct ps_chunked own = ps_chunks(q + (i * 64 + row0) * 16, p.chunk);
@@ -84,7 +80,7 @@ static __global__ void __launch_bounds__(ROWS, 4) forward_wgmma_kernel(const __g
                 __syncthreads();
             }
 #pragma unroll 1
-            for (uint32_t part = key0; part < min(key0 + BRING, last); part += STEP) {
+            for (uint32_t part = key0; part < min(key0 + BRING, count); part += STEP) {
                 const auto take = [&](auto count_of_tiles) {
                     constexpr int KEYS = decltype(count_of_tiles)::value; /* tiles of 16 */
                     const uint32_t keys = ps_shared_address(steps + now) + (part - key0) * 16;
@@ -105,7 +101,7 @@ static __global__ void __launch_bounds__(ROWS, 4) forward_wgmma_kernel(const __g
                     for (int i = 0; i < TILES; i++) {
                         ps_wgmma_wait<1>();
                         ps_pin(s[i]);
-                        if (again || (NARROW && part == first)) {
+                        if (again || (NARROW && part == 0)) {
 #pragma unroll
                             for (int r = 0; r < 2; r++) {
                                 float most = -INFINITY;
@@ -114,8 +110,8 @@ static __global__ void __launch_bounds__(ROWS, 4) forward_wgmma_kernel(const __g
                                     most = fmaxf(most, s[i][j / 2][2 * r + j % 2]);
                                 }
                                 most = ps_group_max<4>(most) + start[i][r];
-                                most = part == first ? most : fmaxf(most, 0.0f);
-                                const float rescale = part == first ? 0.0f : ps_exp2(-most);
+                                most = part == 0 ? most : fmaxf(most, 0.0f);
+                                const float rescale = part == 0 ? 0.0f : ps_exp2(-most);
                                 start[i][r] -= most;
 #pragma unroll
                                 for (int j = 0; j <= CHUNKS; j++) {
@@ -175,65 +171,27 @@ static __global__ void __launch_bounds__(ROWS, 4) forward_wgmma_kernel(const __g
             break;
         }
     }
-    if (halved) { /* each block takes one of the tiles, the first half's sums and the second's */
-        constexpr int SUMS = 4 * (CHUNKS + 1), OF_TILE = (SUMS + 2) * ROWS;
-        float *const parts = (float *)steps + threadIdx.x;
 #pragma unroll
-        for (int i = 0; i < TILES; i++) {
-#pragma unroll
-            for (int j = 0; j < SUMS + 2; j++) {
-                parts[i * OF_TILE + j * ROWS] = j < SUMS ? mixed[i][j / 4][j % 4] : start[i][j - SUMS];
-            }
-        }
-        ps_cluster_arrive();
-        ps_cluster_wait();
-        const float *const part[2] = {place_in(parts + half * OF_TILE, 0), place_in(parts + half * OF_TILE, 1)};
-        float factor[2][2];
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const float taken[2] = {part[0][(SUMS + r) * ROWS], part[1][(SUMS + r) * ROWS]};
-            start[0][r] = fminf(taken[0], taken[1]);
-            factor[0][r] = ps_exp2(start[0][r] - taken[0]);
-            factor[1][r] = ps_exp2(start[0][r] - taken[1]);
-        }
-#pragma unroll
-        for (int j = 0; j < SUMS; j++) {
-            mixed[0][j / 4][j % 4] = part[0][j * ROWS] * factor[0][j % 4 / 2] + part[1][j * ROWS] * factor[1][j % 4 / 2];
-        }
-        ps_cluster_arrive();
-    }
-#pragma unroll
-    for (int i = 0; i < TILES && !(halved && i > 0); i++) {
+    for (int i = 0; i < TILES; i++) {
         const float upper = mixed[i][CHUNKS][0], lower = mixed[i][CHUNKS][2];
-        const uint32_t own = (i + half) * 64 + row0, lower_row = lane % 4, row = at.row + own + lane / 4 + lower_row * 8;
-        if (lower_row < 2 && row < count) {
+        const uint32_t own = i * 64 + row0, half = lane % 4, row = at.row + own + lane / 4 + half * 8;
+        if (half < 2 && row < count) {
             p.x.logsum[(int64_t)at.matrix * count + row] =
-                (ps_log2(lower_row ? lower : upper) - (lower_row ? start[i][1] : start[i][0])) * (1 / PS_LOG2_E);
+                (ps_log2(half ? lower : upper) - (half ? start[i][1] : start[i][0])) * (1 / PS_LOG2_E);
         }
         ps_attention_put<T, CHUNKS>(ps_chunks(q + own * 16, p.chunk), (const float(&)[CHUNKS][4])mixed[i], ps_reciprocal(upper),
                                     ps_reciprocal(lower), p.chunks_v);
     }
     __syncthreads();
-    const uint32_t own = half * 64;
-    put<T>(rows(p.x.mixed, at, unit_v), q + own * 16, p.chunk, false, unit_v, at.row + own, halved ? 64 : ROWS, p);
-    if (halved) {
-        ps_cluster_wait(); /* the other has read */
-    }
+    put<T>(rows(p.x.mixed, at, unit_v), q, p.chunk, false, unit_v, at.row, ROWS, p);
 }
 
 template <typename T, int CHUNKS>
 enum ps_status ps_long16_forward_wgmma(const struct ps_cuda_context *c, const char *op, struct long16 *p)
 {
-    /* Half of the keys a block where no multiprocessor has more than one then. */
-    const int steps = (p->x.patches + BRING - 1) / BRING;
-    const bool halves = steps > 1 && p->x.matrices * p->blocks.divisor <= c->multiprocessors;
-    if (halves) {
-        p->blocks = ps_divisor_make(2 * p->blocks.divisor);
-    }
-    p->keys = (uint32_t)((halves ? (steps + 1) / 2 : steps) * BRING);
     p->chunk_step += (BRING - STEP) * 16;
     return launch_kernel(c, op, forward_wgmma_kernel<T, CHUNKS>, ROWS / 32, p,
-                         (int)(2 * CHUNKS * p->chunk + 2 * (2 * CHUNKS + 1) * p->chunk_step), halves ? 2 : 1);
+                         (int)(2 * CHUNKS * p->chunk + 2 * (2 * CHUNKS + 1) * p->chunk_step));
 }
 
 #define INSTANCE(T, CHUNKS) \
