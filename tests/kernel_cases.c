@@ -666,7 +666,7 @@ static int build_rmsnorm_backward(struct call *c, int index)
 /* Those of row_size with two rows at least, and large ones. */
 static int batch_size(int index, int64_t *rows, int64_t *d)
 {
-    static const int64_t more[][2] = {{20011, 65}, {70001, 16}};
+    static const int64_t more[][2] = {{20011, 65}, {70001, 16}, {20113, 104}};
     if (index < LENGTH(more)) {
         *rows = more[index][0];
         *d = more[index][1];

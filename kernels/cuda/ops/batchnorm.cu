@@ -4,8 +4,8 @@
  * rows, and a thread keeps its columns' sums in registers: of differences from the block's first row, merged by Chan's formula
  * (Chan, Golub and LeVeque 1983). No mean is ever added to a pivot in float, so that a mean far from 0 takes no bits from the
  * variance. The last block of a tile of columns to finish merges the shares in double, in a fixed order: no kernel is launched for
- * that. batchnorm walks a share from its end, which the
- * second-level cache still holds.
+ * that. batchnorm goes
+ * from the last rows to the first: the second-level cache still holds the last ones.
  *
  * Memory bounds all. Bytes, in float and half of them in 16 bits: batchnorm_statistics (mean, var =, the running ones moved) 4 R d,
  * flops 4 R d; bias_residual_statistics (y = besides) 12 R d, flops 7 R d; batchnorm (y =) 8 R d, flops 4 R d. Besides, 8 d for
@@ -37,8 +37,8 @@ static __device__ __forceinline__ float rows_of(int length, int ty, int height)
 /* The block's partial row: its pivot, and from its threads' the sum of differences from it and M2. */
 template <int VEC>
 static __device__ __forceinline__ void merge_block(float *partials, const float (&pivot)[VEC], const float (&sum)[VEC],
-                                                   const float (&squares)[VEC], const place<VEC> &at, const struct sharing &s,
-                                                   float *shared)
+                                                   const float (&squares)[VEC], const place<VEC> &at, int length,
+                                                   const struct sharing &s, float *shared)
 {
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
@@ -46,9 +46,9 @@ static __device__ __forceinline__ void merge_block(float *partials, const float 
         shared[(VEC + j) * block + threadIdx.x] = squares[j];
     }
     __syncthreads();
-    for (int half = at.height / 2; half > 0; half /= 2) {
-        if (at.ty < half && at.ty + half < at.length) {
-            const float mine = rows_of(at.length, at.ty, 2 * half), other = rows_of(at.length, at.ty + half, 2 * half);
+    for (int half = s.height / 2; half > 0; half /= 2) {
+        if (at.ty < half && at.ty + half < length) {
+            const float mine = rows_of(length, at.ty, 2 * half), other = rows_of(length, at.ty + half, 2 * half);
             const float weight = mine * other / (mine + other);
 #pragma unroll
             for (int j = 0; j < VEC; j++) {
@@ -61,7 +61,7 @@ static __device__ __forceinline__ void merge_block(float *partials, const float 
         __syncthreads();
     }
     if (at.ty == 0 && at.inside) {
-        float *const to = partials + at.share * 3 * s.d + at.column;
+        float *const to = partials + (int64_t)at.share * 3 * s.d + at.column;
         float out[VEC];
         ps_store<VEC>(to, pivot);
 #pragma unroll
@@ -118,13 +118,13 @@ template <typename T> struct added {
     const float *bias;
 };
 
-/* Dropout of `flight` rows of VEC elements from row on, which the thread holds. All lanes of a warp take part; with VEC 4 d is a
- * multiple of 8 and tx_bits > 0. */
+/* Dropout of `flight` rows of VEC elements from its row `turn` on, which the thread holds. All lanes of a warp take part; with VEC
+ * 4 d is a multiple of 8 and tx_bits > 0. */
 template <int VEC, int FLIGHT>
-static __device__ __forceinline__ void drop_rows(float (&v)[FLIGHT][VEC], const place<VEC> &at, int row, int64_t d, uint64_t step,
+static __device__ __forceinline__ void drop_rows(float (&v)[FLIGHT][VEC], const place<VEC> &at, int turn, uint64_t step,
                                                  const struct ps_dropout &dropout)
 {
-    const uint64_t element = (uint64_t)(at.at + row * d), height = (uint64_t)(at.height * d);
+    const uint64_t element = (uint64_t)(at.at + turn * at.step), height = (uint64_t)at.step;
     if constexpr (VEC == 4) {
         static_assert(FLIGHT % 2 == 0, "rows are drawn in pairs");
 #pragma unroll
@@ -170,19 +170,19 @@ static __global__ void __launch_bounds__(block, resident)
         load_columns(bias, a.bias, at.column, at.inside);
     }
     /* The bound is the block's, so that lanes stay together to draw. */
-    for (int base = 0; base < at.length; base += flight * at.height) {
+    for (int turn = 0; turn < s.turns; turn += flight) {
         float v[flight][VEC], residual[ADD ? flight : 1][VEC];
 #pragma unroll
         for (int r = 0; r < flight; r++) {
-            const int row = base + at.ty + r * at.height;
+            const int64_t element = at.at + (turn + r) * at.step;
             zero(v[r]);
-            if (at.live(row)) {
-                ps_load<VEC>(v[r], a.x + at.at + (int64_t)row * s.d);
+            if (turn + r < at.count) {
+                ps_load<VEC>(v[r], a.x + element);
             }
             if constexpr (ADD) {
                 zero(residual[r]);
-                if (at.live(row)) {
-                    ps_load<VEC>(residual[r], a.residual + at.at + (int64_t)row * s.d);
+                if (turn + r < at.count) {
+                    ps_load<VEC>(residual[r], a.residual + element);
                 }
             }
         }
@@ -195,24 +195,23 @@ static __global__ void __launch_bounds__(block, resident)
                 }
             }
             if constexpr (DROP) {
-                drop_rows<VEC, flight>(v, at, base + at.ty, s.d, step, dropout);
+                drop_rows<VEC, flight>(v, at, turn, step, dropout);
             }
         }
         if constexpr (ADD) {
 #pragma unroll
             for (int r = 0; r < flight; r++) {
-                const int row = base + at.ty + r * at.height;
-                if (at.live(row)) {
+                if (turn + r < at.count) {
 #pragma unroll
                     for (int j = 0; j < VEC; j++) {
                         v[r][j] = rounded<T>(residual[r][j] + v[r][j]);
                     }
-                    ps_store<VEC>(a.y + at.at + (int64_t)row * s.d, v[r]);
+                    ps_store<VEC>(a.y + at.at + (turn + r) * at.step, v[r]);
                 }
             }
         }
-        if (base == 0) {
-            const int from = (threadIdx.x & ((1 << s.tx_bits) - 1)) * VEC;
+        if (turn == 0) {
+            const int from = at.tx * VEC;
             if (at.ty == 0) {
 #pragma unroll
                 for (int j = 0; j < VEC; j++) {
@@ -227,7 +226,7 @@ static __global__ void __launch_bounds__(block, resident)
         }
 #pragma unroll
         for (int r = 0; r < flight; r++) {
-            if (at.live(base + at.ty + r * at.height)) {
+            if (turn + r < at.count) {
 #pragma unroll
                 for (int j = 0; j < VEC; j++) {
                     const float difference = v[r][j] - pivot[j];
@@ -237,13 +236,13 @@ static __global__ void __launch_bounds__(block, resident)
             }
         }
     }
-    const float n = rows_of(at.length, at.ty, at.height);
+    const float n = (float)at.count;
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
         const float left = n > 0.0f ? squares[j] - sum[j] * sum[j] / n : 0.0f;
         squares[j] = left < 0.0f ? 0.0f : left; /* what is not a number stays that */
     }
-    merge_block<VEC>(m.partials, pivot, sum, squares, at, s, (float *)shared);
+    merge_block<VEC>(m.partials, pivot, sum, squares, at, share_length(s, at.share), s, (float *)shared);
     if (ps_comes_last(m.tickets + at.tile, (unsigned)s.shares)) {
         finish_statistics<VEC>(m, s, at.tile, shared);
     }
@@ -293,42 +292,46 @@ template <typename T> struct normalisation {
 };
 
 template <typename T, int VEC>
-static __global__ void __launch_bounds__(block, resident) normalise_columns(const struct normalisation<T> a, const struct sharing s)
+static __global__ void __launch_bounds__(pass_block, pass_resident)
+    normalise_columns(const struct normalisation<T> a, const struct sharing s)
 {
-    ps_grid_begin();
-    constexpr int flight = VEC == 8 ? 2 : 4;
+    constexpr int flight = 4;
     const place<VEC> at(s);
     float mean[VEC], scale[VEC], gamma[VEC], beta[VEC];
+    load_columns(gamma, a.gamma, at.column, at.inside); /* the optimiser's */
+    load_columns(beta, a.beta, at.column, at.inside);
+    ps_grid_begin();
     load_columns(mean, a.mean, at.column, at.inside);
     load_columns(scale, a.var, at.column, at.inside);
-    load_columns(gamma, a.gamma, at.column, at.inside);
-    load_columns(beta, a.beta, at.column, at.inside);
-#pragma unroll
-    for (int j = 0; j < VEC; j++) {
-        scale[j] = gamma[j] * rsqrtf(scale[j] + a.epsilon);
-    }
-    const int step = flight * at.height;
-    for (int base = (at.length - 1) / step * step; base >= 0; base -= step) {
-        float v[flight][VEC];
+    int turn = s.turns - 1;
+    int64_t element = at.at + turn * at.step;
+    do {
+        held<T, VEC> v[flight];
 #pragma unroll
         for (int r = 0; r < flight; r++) {
-            const int row = base + at.ty + r * at.height;
-            if (at.live(row)) {
-                ps_load<VEC>(v[r], a.x + at.at + (int64_t)row * s.d);
+            v[r] = hold<VEC>(a.x + element - r * at.step, turn >= r && turn - r < at.count);
+        }
+        if (turn == s.turns - 1) {
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                scale[j] = gamma[j] * rsqrtf(scale[j] + a.epsilon);
             }
         }
 #pragma unroll
         for (int r = 0; r < flight; r++) {
-            const int row = base + at.ty + r * at.height;
-            if (at.live(row)) {
+            if (turn >= r && turn - r < at.count) {
+                float x[VEC];
+                unpack<VEC, T>(x, v[r]);
 #pragma unroll
                 for (int j = 0; j < VEC; j++) {
-                    v[r][j] = (v[r][j] - mean[j]) * scale[j] + beta[j];
+                    x[j] = (x[j] - mean[j]) * scale[j] + beta[j];
                 }
-                ps_store<VEC>(a.y + at.at + (int64_t)row * s.d, v[r]);
+                ps_store<VEC>(a.y + element - r * at.step, x);
             }
         }
-    }
+        turn -= flight;
+        element -= flight * at.step;
+    } while (turn >= 0);
 }
 
 /* ---- the operations ---- */
@@ -348,7 +351,7 @@ static enum ps_status launch_moments(const struct ps_cuda_context *c, const char
                                      int64_t rows, int64_t d, const struct ps_dropout &dropout)
 {
     struct sharing s;
-    PS_TRY(sharing_make(c, op, rows, d, VEC, &s));
+    PS_TRY(sharing_of_sum(c, op, rows, d, VEC, &s));
     m.partials = (float *)c->workspace;
     m.tickets = c->tiles_done;
     if constexpr (ADD) {
@@ -479,11 +482,11 @@ template <typename T> static enum ps_status batchnorm(const struct ps_kernels *k
     const struct ps_tensor *const t[] = {&a->y, &a->x};
     const bool vector = vector_rows(d, ps_vector<T>, t, 2);
     struct sharing s;
-    PS_TRY(sharing_make(c, op, rows, d, vector ? ps_vector<T> : 1, &s));
+    PS_TRY(sharing_of_pass(c, op, rows, d, vector ? ps_vector<T> : 1, &s));
     if (vector) {
-        ps_cuda_launch(c, normalise_columns<T, ps_vector<T>>, sharing_blocks(s), block, 0, n, s);
+        ps_cuda_launch(c, normalise_columns<T, ps_vector<T>>, sharing_blocks(s), pass_block, 0, n, s);
     } else {
-        ps_cuda_launch(c, normalise_columns<T, 1>, sharing_blocks(s), block, 0, n, s);
+        ps_cuda_launch(c, normalise_columns<T, 1>, sharing_blocks(s), pass_block, 0, n, s);
     }
     PS_CUDA_LAUNCHED(op);
 }

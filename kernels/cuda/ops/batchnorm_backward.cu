@@ -2,8 +2,10 @@
  *
  * Why: dx needs the sums of g and g xhat over all rows. The first pass makes them (ops/columns.cuh: a block's share, then the last
  * block of a tile of columns in double, in a fixed order, which also adds to dgamma and dbeta), the second reads the same again,
- * each share from its end, which the second-level cache still holds. With `more` both passes read it: to leave dy + more in dx
- * between them would move as many bytes and round once more. Where ranks share the rows, each pass is a call of its own.
+ * from the last rows, which the second-level cache still holds, to the first, which the next product will read first. Both fetch
+ * x, its statistics and parameters before they wait for who wrote dy: x has had a product or the loss behind it since. With `more`
+ * both passes read it: to leave dy + more in dx between them would move as many bytes and round once more. Where ranks share the
+ * rows, each pass is a call of its own.
  *
  * dx =; dgamma, dbeta +=. Memory bounds it. Bytes, in float and half of them in 16 bits: 20 R d, 28 R d with more, 24 R d with an
  * addend. Flops: 10 R d. */
@@ -25,9 +27,6 @@ template <typename T> struct gradient {
     int64_t all; /* rows that the means are over */
 };
 
-/* Rows whose loads a thread has under way at once. */
-template <int VEC> static constexpr int rows_in_flight = VEC == 8 ? 1 : 2;
-
 /* By the last block of a tile. */
 template <int VEC, typename T>
 static __device__ __forceinline__ void finish_sums(const struct gradient<T> &a, const struct sharing &s, int tile, double *shared)
@@ -36,16 +35,19 @@ static __device__ __forceinline__ void finish_sums(const struct gradient<T> &a, 
     const int bits = s.tx_bits + final_bits<VEC>, tx = threadIdx.x & ((1 << bits) - 1), ty = threadIdx.x >> bits;
     const int column = ((tile << bits) + tx) * fv;
     double sum[fv], product[fv];
-    float origin[fv];
+    float origin[fv], dgamma[fv], dbeta[fv];
+    const bool mine = ty == 0 && column < s.d;
+    load_columns(dgamma, a.dgamma, column, mine);
+    load_columns(dbeta, a.dbeta, column, mine);
     add_shares<fv, false>(sum, product, origin, a.partials, s, column, ty, bits, shared);
-    if (ty > 0 || column >= s.d) {
+    if (!mine) {
         return;
     }
 #pragma unroll
     for (int j = 0; j < fv; j++) {
         const int i = column + j;
-        a.dbeta[i] += (float)sum[j];
-        a.dgamma[i] += (float)product[j];
+        a.dbeta[i] = dbeta[j] + (float)sum[j];
+        a.dgamma[i] = dgamma[j] + (float)product[j];
         a.means[i] = (float)(sum[j] / (double)a.all);
         a.means[s.d + i] = (float)(product[j] / (double)a.all);
     }
@@ -54,39 +56,52 @@ static __device__ __forceinline__ void finish_sums(const struct gradient<T> &a, 
 template <typename T, int VEC, enum other OTHER>
 static __global__ void __launch_bounds__(block, resident) gradient_sums(const struct gradient<T> a, const struct sharing s)
 {
-    ps_grid_begin();
-    constexpr int flight = rows_in_flight<VEC>;
+    constexpr int flight = 2;
     __shared__ double shared[2 * final_vec<VEC> * block];
     const place<VEC> at(s);
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     float mean[VEC], sum[VEC], product[VEC];
+    held<T, VEC> x[flight], dy[flight], more[OTHER == MORE ? flight : 1];
     load_columns(mean, a.mean, at.column, at.inside);
     zero(sum);
     zero(product);
-#pragma unroll 2
-    for (int base = at.ty; base < at.length; base += flight * at.height) {
-        float g[flight][VEC], x[flight][VEC], other[OTHER == MORE ? flight : 1][VEC];
+    int64_t element = at.at;
+#pragma unroll
+    for (int r = 0; r < flight; r++) {
+        x[r] = hold<VEC>(a.x + element + r * at.step, r < at.count);
+    }
+    ps_grid_begin();
+    for (int turn = 0; turn < s.turns; turn += flight) {
 #pragma unroll
         for (int r = 0; r < flight; r++) {
-            const int row = base + r * at.height;
-            const int64_t element = at.at + (int64_t)row * s.d;
-            if (at.live(row)) {
-                ps_load<VEC>(g[r], a.dy + element);
-                ps_load<VEC>(x[r], a.x + element);
-                if constexpr (OTHER == MORE) {
-                    ps_load<VEC>(other[r], a.other + element);
-                }
+            dy[r] = hold<VEC>(a.dy + element + r * at.step, turn + r < at.count);
+            if constexpr (OTHER == MORE) {
+                more[r] = hold<VEC>(a.other + element + r * at.step, turn + r < at.count);
             }
         }
 #pragma unroll
         for (int r = 0; r < flight; r++) {
-            if (at.live(base + r * at.height)) {
+            float g[VEC], value[VEC];
+            unpack<VEC, T>(g, dy[r]);
+            if constexpr (OTHER == MORE) {
+                float extra[VEC];
+                unpack<VEC, T>(extra, more[r]);
 #pragma unroll
                 for (int j = 0; j < VEC; j++) {
-                    const float up = OTHER == MORE ? g[r][j] + other[OTHER == MORE ? r : 0][j] : g[r][j];
-                    sum[j] += up;
-                    product[j] += up * (x[r][j] - mean[j]);
+                    g[j] += extra[j];
                 }
             }
+            unpack<VEC, T>(value, x[r]);
+#pragma unroll
+            for (int j = 0; j < VEC; j++) { /* of a row that is not there g is 0 */
+                sum[j] += g[j];
+                product[j] += g[j] * (value[j] - mean[j]);
+            }
+        }
+        element += flight * at.step;
+#pragma unroll
+        for (int r = 0; r < flight; r++) {
+            x[r] = hold<VEC>(a.x + element + r * at.step, turn + flight + r < at.count);
         }
     }
     float *const sums = (float *)shared; /* [2 VEC][block] */
@@ -96,90 +111,139 @@ static __global__ void __launch_bounds__(block, resident) gradient_sums(const st
         sums[(VEC + j) * block + threadIdx.x] = product[j];
     }
     __syncthreads();
-    for (int half = at.height / 2; half > 0; half /= 2) {
-        if (at.ty < half) {
-#pragma unroll
-            for (int j = 0; j < 2 * VEC; j++) {
-                sums[j * block + threadIdx.x] += sums[j * block + threadIdx.x + (half << s.tx_bits)];
-            }
+    if (warp < 2 * VEC) { /* a value each */
+        const int column = (at.tile * s.across + lane) * VEC + warp % VEC;
+        const bool mine = lane < s.across && column < s.d;
+        const float factor = mine && warp >= VEC ? rsqrtf(a.var[column] + a.epsilon) : 1.0f,
+                    all = sum_threads(sums + warp * block, s.tx_bits);
+        if (mine) {
+            a.partials[((int64_t)at.share * 2 + warp / VEC) * s.d + column] = all * factor;
         }
-        __syncthreads();
-    }
-    if (at.ty == 0 && at.inside) {
-        load_columns(mean, a.var, at.column, true);
-#pragma unroll
-        for (int j = 0; j < VEC; j++) {
-            sum[j] = sums[j * block + threadIdx.x];
-            product[j] = sums[(VEC + j) * block + threadIdx.x] * rsqrtf(mean[j] + a.epsilon);
-        }
-        float *const to = a.partials + at.share * 2 * s.d + at.column;
-        ps_store<VEC>(to, sum);
-        ps_store<VEC>(to + s.d, product);
     }
     if (ps_comes_last(a.tickets + at.tile, (unsigned)s.shares)) {
         finish_sums<VEC>(a, s, at.tile, shared);
     }
 }
 
-/* dx = scale (g - g_mean - (x - mean) slope), + other. */
-template <typename T, int VEC, enum other OTHER>
-static __global__ void __launch_bounds__(block, resident) gradient_rows(const struct gradient<T> a, const struct sharing s)
+/* Which of the VEC elements from `element` on are kept: bit j / 2 of the low half for an even j, of the high half for an odd one.
+ */
+static __device__ __forceinline__ uint32_t kept_bits(const struct ps_dropout &d, uint64_t step, int64_t element)
 {
-    ps_grid_begin();
-    constexpr int flight = rows_in_flight<VEC>;
+    const struct ps_block draws = ps_draws(d, step, (uint32_t)(element / 8));
+    const uint32_t below = ps_below(d.threshold), minus_below = ps_minus_below(d.threshold);
+    uint32_t bits = 0;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        bits |= ps_kept2(draws.word[j], below, minus_below) << j;
+    }
+    return bits;
+}
+
+/* dx = scale (g - g_mean - (x - mean) slope), + other. Rows of a thread from its last to its first: what the next one needs is on
+ * its way while one is worked out. */
+template <typename T, int VEC, enum other OTHER>
+static __global__ void __launch_bounds__(pass_block, pass_resident)
+    gradient_rows(const struct gradient<T> a, const struct sharing s)
+{
     const place<VEC> at(s);
+    const bool drops = a.masked && a.dropout.threshold;
+    const uint64_t step = drops ? a.dropout.state->step : 0;
+    int turn = s.turns - 1;
+    int64_t element = at.at + turn * at.step;
+    constexpr int ahead = OTHER == NOTHING ? 2 : 1; /* rows of x: registers */
+    held<T, VEC> x[ahead], dy, other;
+#pragma unroll
+    for (int r = 0; r < ahead; r++) {
+        x[r] = hold<VEC>(a.x + element - r * at.step, turn >= r && turn - r < at.count);
+    }
     float mean[VEC], g_mean[VEC], slope[VEC], scale[VEC];
     {
         float var[VEC];
         load_columns(var, a.var, at.column, at.inside);
         load_columns(mean, a.mean, at.column, at.inside);
-        load_columns(g_mean, a.means, at.column, at.inside);
-        load_columns(slope, a.means + s.d, at.column, at.inside);
         load_columns(scale, a.gamma, at.column, at.inside);
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
-            const float rstd = rsqrtf(var[j] + a.epsilon);
-            slope[j] *= rstd;
-            scale[j] *= rstd;
+            slope[j] = rsqrtf(var[j] + a.epsilon);
+            scale[j] *= slope[j];
+        }
+    }
+    uint32_t kept = 0;
+    if (VEC == 8 && drops) {
+        kept = kept_bits(a.dropout, step, element);
+    }
+    ps_grid_begin();
+    dy = hold<VEC>(a.dy + element, turn < at.count);
+    if constexpr (OTHER != NOTHING) {
+        other = hold<VEC>(a.other + element, turn < at.count);
+    }
+    {
+        float of_product[VEC];
+        load_columns(g_mean, a.means, at.column, at.inside);
+        load_columns(of_product, a.means + s.d, at.column, at.inside);
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+            slope[j] *= of_product[j];
             if constexpr (VEC == 8) { /* for the registers' sake; x of 16 bits is rounded more coarsely than this sum */
                 g_mean[j] -= mean[j] * slope[j];
                 mean[j] = 0.0f;
             }
         }
     }
-    const uint64_t steps = a.masked && a.dropout.threshold ? a.dropout.state->step : 0;
-    const int step = flight * at.height;
-    const int last = (at.length - 1) / step * step + at.ty;
-    int64_t element = at.at + (int64_t)last * s.d;
-    for (int base = last; base >= 0; base -= step, element -= (int64_t)step * s.d) {
-        float g[flight][VEC], x[flight][VEC], other[OTHER == NOTHING ? 1 : flight][VEC];
+#pragma unroll 1
+    for (; turn >= 0; turn--, element -= at.step) {
+        const bool next = turn >= 1 && turn - 1 < at.count;
+        const held<T, VEC> next_dy = hold<VEC>(a.dy + element - at.step, next),
+                           next_x = hold<VEC>(a.x + element - ahead * at.step, turn >= ahead && turn - ahead < at.count);
+        held<T, VEC> next_other;
+        if constexpr (OTHER != NOTHING) {
+            next_other = hold<VEC>(a.other + element - at.step, next);
+        }
+        if (turn < at.count) {
+            float g[VEC], value[VEC], extra[VEC];
+            unpack<VEC, T>(g, dy);
+            unpack<VEC, T>(value, x[0]);
+            if constexpr (OTHER != NOTHING) {
+                unpack<VEC, T>(extra, other);
+            }
 #pragma unroll
-        for (int r = 0; r < flight; r++) {
-            const int64_t at_row = element + r * at.height * (int64_t)s.d;
-            if (at.live(base + r * at.height)) {
-                ps_load<VEC>(g[r], a.dy + at_row);
-                ps_load<VEC>(x[r], a.x + at_row);
-                if constexpr (OTHER != NOTHING) {
-                    ps_load<VEC>(other[r], a.other + at_row);
+            for (int j = 0; j < VEC; j++) {
+                const float up = OTHER == MORE ? g[j] + extra[j] : g[j];
+                const float out = scale[j] * (up - g_mean[j] - (value[j] - mean[j]) * slope[j]);
+                g[j] = OTHER == ADDEND ? out + extra[j] : out;
+            }
+            ps_store<VEC>(a.dx + element, g);
+            if constexpr (VEC == 8) {
+                if (a.masked) {
+                    uint32_t words[VEC / 2];
+#pragma unroll
+                    for (int j = 0; j < VEC / 2; j++) {
+                        words[j] = ps_pack<T>(g + 2 * j);
+                    }
+                    if (drops) { /* of dx as it is stored */
+#pragma unroll
+                        for (int j = 0; j < VEC / 2; j++) {
+                            float pair[2];
+                            ps_unpack<T>(pair, words[j]);
+                            pair[0] *= a.dropout.scale;
+                            pair[1] *= a.dropout.scale;
+                            words[j] = ps_pack<T>(pair) & (kept >> j & 0x00010001u) * 0xffffu;
+                        }
+                    }
+                    *(uint4 *)(a.masked + element) = make_uint4(words[0], words[1], words[2], words[3]);
                 }
+            } else if (a.masked) {
+                ps_store_dropped<VEC>(a.masked, element, g, a.dropout, step);
             }
         }
-#pragma unroll
-        for (int r = 0; r < flight; r++) {
-            if (at.live(base + r * at.height)) {
-#pragma unroll
-                for (int j = 0; j < VEC; j++) {
-                    const float extra = OTHER == NOTHING ? 0.0f : other[OTHER == NOTHING ? 0 : r][j];
-                    const float up = OTHER == MORE ? g[r][j] + extra : g[r][j];
-                    const float out = scale[j] * (up - g_mean[j] - (x[r][j] - mean[j]) * slope[j]);
-                    g[r][j] = OTHER == ADDEND ? out + extra : out;
-                }
-                const int64_t to = element + r * at.height * (int64_t)s.d;
-                ps_store<VEC>(a.dx + to, g[r]);
-                if (a.masked) {
-                    ps_store_dropped<VEC>(a.masked, to, g[r], a.dropout, steps);
-                }
-            }
+        if (VEC == 8 && drops && turn > 0) {
+            kept = kept_bits(a.dropout, step, element - at.step);
+        }
+        x[0] = x[ahead - 1];
+        x[ahead - 1] = next_x;
+        dy = next_dy;
+        if constexpr (OTHER != NOTHING) {
+            other = next_other;
         }
     }
 }
@@ -188,10 +252,10 @@ template <typename T, int VEC, enum other OTHER>
 static enum ps_status launch(const struct ps_cuda_context *c, const char *op, struct gradient<T> a, int64_t rows, int64_t d)
 {
     struct sharing s;
-    PS_TRY(sharing_make(c, op, rows, d, VEC, &s));
     if (!a.means || !a.dx) {
+        PS_TRY(sharing_of_sum(c, op, rows, d, VEC, &s));
         a.partials = (float *)c->workspace;
-        a.means = a.means ? a.means : a.partials + s.shares * 2 * d;
+        a.means = a.means ? a.means : a.partials + (int64_t)s.shares * 2 * d;
         a.tickets = c->tiles_done;
         ps_cuda_launch(c, gradient_sums < T, VEC, OTHER == MORE ? MORE : NOTHING >, sharing_blocks(s), block, 0, a, s);
         PS_TRY(ps_cuda_check(cudaGetLastError(), op));
@@ -199,7 +263,8 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, st
     if (!a.dx) {
         return PS_OK;
     }
-    ps_cuda_launch(c, gradient_rows<T, VEC, OTHER>, sharing_blocks(s), block, 0, a, s);
+    PS_TRY(sharing_of_pass(c, op, rows, d, VEC, &s));
+    ps_cuda_launch(c, gradient_rows<T, VEC, OTHER>, sharing_blocks(s), pass_block, 0, a, s);
     PS_CUDA_LAUNCHED(op);
 }
 

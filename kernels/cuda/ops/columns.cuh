@@ -9,50 +9,75 @@
 
 static const int block = 512;
 static const int resident = 2;       /* blocks a multiprocessor */
-static const int pass_rows = 4;      /* a share is a multiple of so many rows a thread */
+static const int least_turns = 2;    /* rows a thread of a sum, where there are as many */
 static const int most_columns = 128; /* of a block */
 
-/* How x [rows, d] is shared out: blocks (share, tile), tiles fastest; 2^tx_bits threads along the columns, the rest down. */
+/* How x [rows, d] is shared out: blocks (share, tile), tiles fastest; `across` threads lie along the columns, the rest `height`
+ * rows down. A block takes every `shares`-th group of that many rows: all blocks together go through x from its first rows to its
+ * last, or back. */
 struct sharing {
-    int64_t rows, share_rows, shares;
-    int d, tiles, tx_bits;
+    int rows, height, shares, turns, d, tiles, across, tx_bits /* of a sum: across is 2^tx_bits */;
 };
 
-static __device__ __forceinline__ int64_t share_length(const struct sharing &s, int64_t share)
+/* Rows of a share. */
+static __device__ __forceinline__ int share_length(const struct sharing &s, int share)
 {
-    const int64_t left = s.rows - share * s.share_rows;
-    return left < s.share_rows ? left : s.share_rows;
+    const int full = (s.turns - 1) * s.height, left = s.rows - full * s.shares - share * s.height;
+    return full + (left < 0 ? 0 : left < s.height ? left : s.height);
 }
 
-/* A thread's part of it: rows ty, ty + height, .. below length, VEC columns from `column` on; at: the element of row 0. */
+/* A thread's part of it: `count` rows ty, ty + height, .. of the share, VEC columns from `column` on; at: the element of the first,
+ * step: from one to the next. */
 template <int VEC> struct place {
-    int ty, height, column, length, tile;
-    int64_t share, at;
+    int tx, ty, column, count, share, tile;
+    int64_t at, step;
     bool inside;
     __device__ __forceinline__ explicit place(const struct sharing &s)
     {
-        const int tx = threadIdx.x & ((1 << s.tx_bits) - 1);
-        ty = threadIdx.x >> s.tx_bits;
-        height = block >> s.tx_bits;
-        share = blockIdx.x / s.tiles;
-        tile = (int)(blockIdx.x % s.tiles);
-        column = ((tile << s.tx_bits) + tx) * VEC;
-        length = (int)share_length(s, share);
-        at = share * s.share_rows * s.d + column;
-        inside = column < s.d;
-    }
-    __device__ __forceinline__ bool live(int row) const
-    {
-        return inside && row < length;
+        ty = (int)threadIdx.x / s.across;
+        tx = (int)threadIdx.x - ty * s.across;
+        share = (int)blockIdx.x / s.tiles;
+        tile = (int)blockIdx.x - share * s.tiles;
+        column = (tile * s.across + tx) * VEC;
+        inside = column < s.d && ty < s.height;
+        const int first = share * s.height + ty, last = first + (s.turns - 1) * s.shares * s.height;
+        count = !inside ? 0 : last < s.rows ? s.turns : s.turns - 1;
+        at = (int64_t)first * s.d + column;
+        step = (int64_t)s.shares * s.height * s.d;
     }
 };
+
+/* What a thread reads at once, and VEC floats of it. */
+template <typename T, int VEC> using held = typename std::conditional<VEC == 1, T, uint4>::type;
+
+template <int VEC, typename T> static __device__ __forceinline__ held<T, VEC> hold(const T *from, bool live)
+{
+    held<T, VEC> v = {};
+    if (live) {
+        v = *(const held<T, VEC> *)from;
+    }
+    return v;
+}
+
+template <int VEC, typename T> static __device__ __forceinline__ void unpack(float (&r)[VEC], const held<T, VEC> &v)
+{
+    ps_load<VEC>(r, (const T *)&v);
+}
 
 /* VEC columns of a parameter or a statistic, which may begin anywhere; 0 beyond d. */
 template <int VEC> static __device__ __forceinline__ void load_columns(float (&r)[VEC], const float *p, int column, bool inside)
 {
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
-        r[j] = inside ? p[column + j] : 0.0f;
+        r[j] = 0.0f;
+    }
+    if (inside && VEC > 1 && (uintptr_t)p % 16 == 0) {
+        ps_load<VEC>(r, p + column);
+    } else if (inside) {
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+            r[j] = p[column + j];
+        }
     }
 }
 
@@ -62,6 +87,23 @@ template <int N> static __device__ __forceinline__ void zero(float (&r)[N])
     for (int j = 0; j < N; j++) {
         r[j] = 0.0f;
     }
+}
+
+/* from [block], by a warp: in its lanes below 2^tx_bits, and at from[lane], the sum over the threads that have this lane's number
+ * modulo 2^tx_bits, up to 32. */
+template <typename V> static __device__ __forceinline__ V sum_threads(V *from, int tx_bits)
+{
+    const int lane = (int)threadIdx.x % 32;
+    V sum = from[lane];
+#pragma unroll
+    for (int i = 1; i < block / 32; i++) {
+        sum += from[lane + 32 * i];
+    }
+    for (int offset = 16; offset >> tx_bits; offset /= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    }
+    from[lane] = sum;
+    return sum;
 }
 
 /* A share's values of a column are added up in double, first and second [FV] in the threads with ty 0 of 2^tx_bits along the
@@ -83,8 +125,8 @@ static __device__ __forceinline__ void add_shares(double (&first)[FV], double (&
     }
     if (inside) {
 #pragma unroll 4
-        for (int64_t share = ty; share < s.shares; share += height) {
-            const float *from = partials + share * values * s.d + column;
+        for (int share = ty; share < s.shares; share += height) {
+            const float *from = partials + (int64_t)share * values * s.d + column;
             const double n = MOMENTS ? (double)share_length(s, share) : 1.0;
             float a[values][FV];
 #pragma unroll
@@ -115,15 +157,11 @@ static __device__ __forceinline__ void add_shares(double (&first)[FV], double (&
         shared[(FV + j) * block + threadIdx.x] = second[j];
     }
     __syncthreads();
-    for (int half = height / 2; half > 0; half /= 2) {
-        if (ty < half) {
-#pragma unroll
-            for (int j = 0; j < 2 * FV; j++) {
-                shared[j * block + threadIdx.x] += shared[j * block + threadIdx.x + (half << tx_bits)];
-            }
-        }
-        __syncthreads();
+    const int warp = (int)threadIdx.x / 32;
+    if (warp < 2 * FV) {
+        sum_threads(shared + warp * block, tx_bits);
     }
+    __syncthreads();
 #pragma unroll
     for (int j = 0; j < FV; j++) {
         first[j] = shared[j * block + threadIdx.x];
@@ -135,30 +173,57 @@ static __device__ __forceinline__ void add_shares(double (&first)[FV], double (&
 template <int VEC> static constexpr int final_vec = VEC == 1 ? 1 : 4;
 template <int VEC> static constexpr int final_bits = VEC == 8 ? 1 : 0;
 
-/* How rows are shared out depends on the shape and the device alone. vec: columns a thread. The workspace has room for the shares'
- * three values a column, and as much as a share's behind them. */
-static enum ps_status sharing_make(const struct ps_cuda_context *c, const char *op, int64_t rows, int64_t d, int vec,
-                                   struct sharing *s)
+/* How rows are shared out depends on the shape and the device alone: by blocks of `threads`, of which the device holds `most`, with
+ * vec columns a thread; of a sum a power of two threads lie across. */
+static enum ps_status sharing_make(const struct ps_cuda_context *c, const char *op, int64_t rows, int64_t d, int vec, int threads,
+                                   int most, bool sum, struct sharing *s)
 {
     const int64_t columns = d / vec;
-    const int most_bits = vec == 8 ? 4 : 5;
+    int64_t tiles;
     s->tx_bits = 0;
-    while (s->tx_bits < most_bits && ((int64_t)1 << s->tx_bits) < columns) {
-        s->tx_bits++;
+    if (sum) {
+        const int most_bits = vec == 8 ? 4 : 5;
+        while (s->tx_bits < most_bits && ((int64_t)1 << s->tx_bits) < columns) {
+            s->tx_bits++;
+        }
+        s->across = 1 << s->tx_bits;
+        tiles = (columns + s->across - 1) / s->across;
+    } else {
+        tiles = (columns + threads - 1) / threads;
+        s->across = (int)((columns + tiles - 1) / tiles);
     }
-    const int64_t tiles = (columns + (1 << s->tx_bits) - 1) >> s->tx_bits, pass = (int64_t)pass_rows * (block >> s->tx_bits);
     if (rows > INT32_MAX / 2 || tiles > PS_COLUMN_TILES) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): %lld rows of %lld columns are too many", op, (long long)rows, (long long)d);
     }
-    int64_t shares = (int64_t)resident * c->multiprocessors / tiles;
-    const int64_t most = (rows + pass - 1) / pass;
-    shares = shares < 1 ? 1 : shares > most ? most : shares;
-    s->share_rows = ((rows + shares - 1) / shares + pass - 1) / pass * pass;
-    s->shares = (rows + s->share_rows - 1) / s->share_rows;
-    s->rows = rows;
+    s->height = threads / s->across;
+    const int64_t groups = (rows + s->height - 1) / s->height, least = sum ? least_turns : 1;
+    int64_t shares = most / tiles;
+    shares = shares < 1 ? 1 : shares;
+    shares = shares < (groups + least - 1) / least ? shares : (groups + least - 1) / least;
+    s->turns = (int)((groups + shares - 1) / shares);
+    s->shares = (int)shares;
+    s->rows = (int)rows;
     s->d = (int)d;
     s->tiles = (int)tiles;
-    return ps_cuda_workspace(c, op, (size_t)((s->shares + 1) * 3 * d) * sizeof(float));
+    return PS_OK;
+}
+
+/* A sum's, with room in the workspace for the shares' three values a column, and as much as a share's behind them. */
+static enum ps_status sharing_of_sum(const struct ps_cuda_context *c, const char *op, int64_t rows, int64_t d, int vec,
+                                     struct sharing *s)
+{
+    PS_TRY(sharing_make(c, op, rows, d, vec, block, resident * c->multiprocessors, true, s));
+    return ps_cuda_workspace(c, op, (size_t)((int64_t)(s->shares + 1) * 3 * d) * sizeof(float));
+}
+
+/* Of a pass over rows that sums nothing: smaller blocks, whose first rows are on their way sooner. */
+static const int pass_block = 256;
+static const int pass_resident = 4; /* blocks a multiprocessor */
+
+static enum ps_status sharing_of_pass(const struct ps_cuda_context *c, const char *op, int64_t rows, int64_t d, int vec,
+                                      struct sharing *s)
+{
+    return sharing_make(c, op, rows, d, vec, pass_block, pass_resident * c->multiprocessors, false, s);
 }
 
 static inline unsigned sharing_blocks(const struct sharing &s)
