@@ -2,13 +2,13 @@
  *
  * Why: windows are gathered on the device by index, so a step never waits for the host. In a series the channels of one time are
  * neighbours and a window's values lie C apart, so a block fetches 8 neighbouring channels at once (one sector of 32 bytes), keeps
- * them in shared memory, and a warp a channel takes mean, deviation and patches from there.
- * The loss needs no pass of its own: the pass that makes the gradient leaves a partial sum a block, in double, and one block
- * adds them in a fixed order.
+ * them in shared memory, and a warp a channel takes mean, deviation and patches from there. Of long windows a block has a part, and
+ * a kernel before finds each part's count, mean and squared differences, which are joined by Chan's formula. The loss needs no pass
+ * of its own: the pass that makes the gradient leaves a partial sum a block, in double, and one block adds them in a fixed order.
  *
- * gather_patches: patches, mean, std =. Bytes: 4 S L + 4 R P. Flops: 6 R P, with masked 8.   gather_targets: y =. Bytes: 8 S H, and
- * with inputs 4 S L at most: a warp's first values tell, but of a window with nothing observed.
- * forecast: y =. Bytes: 8 S H. Flops: 3 S H.   forecast_loss: dx =, loss_sum +=. Bytes: 12 S H. Flops: 8 S H.
+ * gather_patches: patches, mean, std =. Bytes: 4 S L + 4 R P, of long windows 4 S L more from L2. Flops: 6 R P, with masked 8.
+ * gather_targets: y =. Bytes: 8 S H, and with inputs 4 S L at most: a warp's first values tell, but of a window with nothing
+ * observed. forecast: y =. Bytes: 8 S H. Flops: 3 S H.   forecast_loss: dx =, loss_sum +=. Bytes: 12 S H. Flops: 8 S H.
  * forecast_error: one slot of errors =. Bytes: 8 S H. Flops: 8 S H. In bf16 patches and dx are half as long.
  * A loss that is not plain has passes of its own: forecast_loss reads the targets once more before it, to count those observed.
  * count_observed: count +=. Bytes: 4 S H.
@@ -29,11 +29,21 @@ static const int channels_at_once = 8;
 
 struct patching {
     int channels, length, patch, stride, patches, tile /* channels a block */, tiles, pitch;
-    int parts; /* blocks that share a tile's patches */
+    int parts, each;  /* blocks that share a tile's patches; patches of one */
+    int range;        /* values of a channel in shared memory, of long windows those of a part; 0: they do not fit */
+    int moment_parts; /* of a long window, with revin */
     int first, revin, subtract_last;
     float epsilon;
-    struct ps_divisor by_patch, by_tile, by_length;
+    struct ps_divisor by_patch, by_tile, by_range;
 };
+
+static __device__ __forceinline__ int last_of_warp(int last)
+{
+    for (int offset = 16; offset > 0; offset /= 2) {
+        last = max(last, __shfl_xor_sync(0xffffffffu, last, offset));
+    }
+    return last;
+}
 
 /* Mean and deviation of what a warp observes among `length` values, in the order of those of a window without a hole, whose bits
  * they then are; `last`: its place. 0 and 1 of nothing. */
@@ -52,10 +62,7 @@ static __device__ __forceinline__ void observed_statistics(const VALUE &value, i
     }
     count = ps_group_sum<32>(count);
     sum = ps_group_sum<32>(sum);
-    for (int offset = 16; offset > 0; offset /= 2) {
-        const int other = __shfl_xor_sync(0xffffffffu, last, offset);
-        last = other > last ? other : last;
-    }
+    last = last_of_warp(last);
     if (count == 0.0f) {
         return;
     }
@@ -67,93 +74,222 @@ static __device__ __forceinline__ void observed_statistics(const VALUE &value, i
     deviation = sqrtf(ps_group_sum<32>(squares) / count + epsilon);
 }
 
-/* Grid: batch * tiles * parts. STAGED: the block's channels fit into shared memory [tile][pitch]; otherwise every read goes to
- * memory. MASKED: a NaN is unobserved, but where there is no window. */
-template <typename T, bool STAGED, bool MASKED>
+/* What is observed of a part of a channel: how many values, their mean, their squared differences from it, the last one's place. */
+struct alignas(16) moments {
+    float count, mean, squares;
+    int last;
+};
+
+enum { LONGEST = 4096 /* window that is not in parts */, CHUNK = 512, KEPT = CHUNK / (block / channels_at_once) };
+
+/* The sum over the block's threads whose numbers are the same modulo 8, in all of them. */
+static __device__ __forceinline__ float sum_of_channel(float value, float (*shared)[8])
+{
+    value = ps_across_sum<channels_at_once>(value);
+    if (threadIdx.x % 32 < channels_at_once) {
+        shared[threadIdx.x / 32][threadIdx.x % 32] = value;
+    }
+    __syncthreads();
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < block / 32; i++) {
+        sum += shared[i][threadIdx.x % channels_at_once];
+    }
+    __syncthreads();
+    return sum;
+}
+
+/* Grid: batch * ceil(channels / 8) * parts, a part being `chunks` times CHUNK values. */
 static __global__ void __launch_bounds__(block)
-    gather_block(T *__restrict__ patches, float *__restrict__ mean, float *__restrict__ std, const struct ps_cuda_windows w,
-                 const struct ps_step_state *__restrict__ state, const struct patching p)
+    window_moments(struct moments *__restrict__ to, const struct ps_cuda_windows w, const struct ps_step_state *__restrict__ state,
+                   int channels, int length, int parts, int chunks, bool masked)
 {
     ps_grid_begin();
+    __shared__ float shared[block / 32][8];
+    const int tiles = (channels + channels_at_once - 1) / channels_at_once, part = (int)blockIdx.x % parts,
+              place = (int)blockIdx.x / parts, c = place % tiles * channels_at_once + (int)threadIdx.x % channels_at_once;
+    const int64_t b = place / tiles;
+    const float *window = ps_window_of(w, state, b), *from = window && c < channels ? window + c * w.by_channel : NULL;
+    struct moments all = {0.0f, 0.0f, 0.0f, -1};
+    for (int chunk = part * chunks; chunk < (part + 1) * chunks && chunk * CHUNK < length; chunk++) {
+        float v[KEPT], sum = 0.0f, count = 0.0f, squares = 0.0f;
+        bool observed[KEPT];
+#pragma unroll
+        for (int j = 0; j < KEPT; j++) {
+            const int l = chunk * CHUNK + (int)threadIdx.x / channels_at_once + j * (block / channels_at_once);
+            v[j] = from && l < length ? from[l * w.by_time] : NAN;
+            observed[j] = l < length;
+        }
+#pragma unroll
+        for (int j = 0; j < KEPT; j++) {
+            observed[j] = observed[j] && !(masked && isnan(v[j]));
+            sum += observed[j] ? v[j] : 0.0f;
+            count += observed[j] ? 1.0f : 0.0f;
+            all.last =
+                observed[j] ? chunk * CHUNK + (int)threadIdx.x / channels_at_once + j * (block / channels_at_once) : all.last;
+        }
+        count = sum_of_channel(count, shared);
+        sum = sum_of_channel(sum, shared);
+        const float mean = count > 0.0f ? sum / count : 0.0f;
+#pragma unroll
+        for (int j = 0; j < KEPT; j++) {
+            const float difference = observed[j] ? v[j] - mean : 0.0f;
+            squares += difference * difference;
+        }
+        squares = sum_of_channel(squares, shared);
+        if (count > 0.0f) {
+            const float apart = mean - all.mean, share = count / (all.count + count);
+            all.squares += squares + apart * apart * all.count * share;
+            all.mean += apart * share;
+            all.count += count;
+        }
+    }
+    int *const lasts = (int *)shared; /* of a warp and a channel */
+    for (int offset = channels_at_once; offset < 32; offset *= 2) {
+        all.last = max(all.last, __shfl_xor_sync(0xffffffffu, all.last, offset));
+    }
+    if (threadIdx.x % 32 < channels_at_once) {
+        lasts[threadIdx.x / 32 * 8 + threadIdx.x % 32] = all.last;
+    }
+    __syncthreads();
+    if (threadIdx.x < channels_at_once && c < channels) {
+        for (int i = 1; i < block / 32; i++) {
+            all.last = max(all.last, lasts[i * 8 + threadIdx.x]);
+        }
+        to[(b * channels + c) * parts + part] = all;
+    }
+}
+
+/* Mean and deviation of a channel from those of its parts, by a warp; 0 and 1 of nothing. */
+static __device__ __forceinline__ void join_moments(const struct moments *of, int parts, float epsilon, float &mean,
+                                                    float &deviation, int &last)
+{
+    float count = 0.0f, sum = 0.0f, squares = 0.0f;
+    last = -1;
+    for (int i = threadIdx.x % 32; i < parts; i += 32) {
+        const struct moments m = of[i];
+        count += m.count;
+        sum += m.count * m.mean;
+        last = max(last, m.last);
+    }
+    count = ps_group_sum<32>(count);
+    sum = ps_group_sum<32>(sum);
+    last = last_of_warp(last);
+    if (count == 0.0f) {
+        return;
+    }
+    mean = sum / count;
+    for (int i = threadIdx.x % 32; i < parts; i += 32) {
+        const struct moments m = of[i];
+        squares += m.squares + m.count * (m.mean - mean) * (m.mean - mean);
+    }
+    deviation = sqrtf(ps_group_sum<32>(squares) / count + epsilon);
+}
+
+/* Grid: batch * tiles * parts. The block's channels lie in shared memory [tile][pitch], where they fit: whole, or, LONG, from the
+ * first value of the block's patches on. MASKED: a NaN is unobserved, but where there is no window. */
+template <typename T, bool LONG, bool MASKED>
+static __global__ void __launch_bounds__(block)
+    gather_block(T *__restrict__ patches, float *__restrict__ mean, float *__restrict__ std, const struct ps_cuda_windows w,
+                 const struct ps_step_state *__restrict__ state, const struct moments *__restrict__ moments,
+                 const struct patching p)
+{
     extern __shared__ float shared[];
+    const bool behind = LONG && p.revin; /* window_moments, which reads the same windows */
+    if (!behind) {
+        ps_grid_begin();
+    }
     const int part = (int)blockIdx.x % p.parts, place = (int)blockIdx.x / p.parts;
     const int64_t b = place / p.tiles;
     const int first = place % p.tiles * p.tile, live = p.channels - first < p.tile ? p.channels - first : p.tile;
+    const int n = part * p.each, after = n + p.each < p.patches ? n + p.each : p.patches;
+    int begin = 0;
+    if constexpr (LONG) {
+        begin = p.first + n * p.stride;
+        begin = begin < p.length ? begin : p.length - 1;
+    }
+    const int range = p.length - begin < p.range ? p.length - begin : p.range;
     const float *window = ps_window_of(w, state, b);
     const float *from = window ? window + first * w.by_channel : NULL;
-    if constexpr (STAGED) {
-        const bool channels_fastest = w.by_channel < w.by_time;
+    const bool channels_fastest = w.by_channel < w.by_time;
 #pragma unroll 8
-        for (int i = threadIdx.x; i < p.tile * p.length; i += block) {
-            int c, l;
-            if (channels_fastest) {
-                l = (int)ps_divide(i, p.by_tile);
-                c = i - l * p.tile;
+    for (int i = threadIdx.x; i < p.tile * p.range; i += block) {
+        int c, l;
+        if (channels_fastest) {
+            l = (int)ps_divide(i, p.by_tile);
+            c = i - l * p.tile;
+        } else {
+            c = (int)ps_divide(i, p.by_range);
+            l = i - c * p.range;
+        }
+        if (c < live && l < range) {
+            if (from) {
+                ps_copy_async4(shared + c * p.pitch + l, from + c * w.by_channel + (begin + l) * w.by_time);
             } else {
-                c = (int)ps_divide(i, p.by_length);
-                l = i - c * p.length;
-            }
-            if (c < live && from) {
-                ps_copy_async4(shared + c * p.pitch + l, from + c * w.by_channel + l * w.by_time);
-            } else if (c < live) {
                 shared[c * p.pitch + l] = NAN;
             }
         }
-        ps_copy_wait();
-        __syncthreads();
     }
+    if (behind) {
+        ps_grid_begin();
+    }
+    ps_copy_wait();
+    __syncthreads();
     /* Warps that there are more of than channels share a channel's patches, as blocks do; each finds its mean and deviation. */
-    const int lane = threadIdx.x % 32, warps = live < block / 32 ? block / 32 / live : 1, shares = warps * p.parts;
-    for (int i = threadIdx.x / 32; i < live * warps; i += block / 32) {
-        const int c = i / warps, share = i % warps + warps * part;
-        const int64_t sequence = b * p.channels + first + c;
-        auto value = [&](int l) -> float {
-            if constexpr (STAGED) {
-                return shared[c * p.pitch + l];
-            } else {
-                return from ? from[c * w.by_channel + l * w.by_time] : NAN;
-            }
-        };
-        float mu = 0.0f, deviation = 1.0f;
-        if constexpr (MASKED) {
+    const int lane = threadIdx.x % 32, warps = live < block / 32 ? block / 32 / live : 1, warp = threadIdx.x / 32;
+    if (warp >= live * warps) {
+        return;
+    }
+    const int c = warp / warps, share = warp % warps;
+    const int64_t sequence = b * p.channels + first + c;
+    auto value = [&](int l) -> float {
+        if (LONG && p.range == 0) {
+            return from ? from[c * w.by_channel + l * w.by_time] : NAN;
+        }
+        return shared[c * p.pitch + l - begin];
+    };
+    float mu = 0.0f, deviation = 1.0f;
+    if constexpr (LONG) {
+        if (p.revin) {
             int last;
-            if (p.revin) {
-                observed_statistics(value, p.length, p.epsilon, mu, deviation, last);
-                mu = p.subtract_last && last >= 0 ? value(last) : mu;
-            }
-        } else if (p.revin) {
-            float sum = 0.0f, squares = 0.0f;
-#pragma unroll 8
-            for (int l = lane; l < p.length; l += 32) {
-                sum += value(l);
-            }
-            mu = ps_group_sum<32>(sum) / (float)p.length;
-#pragma unroll 8
-            for (int l = lane; l < p.length; l += 32) {
-                const float difference = value(l) - mu;
-                squares += difference * difference;
-            }
-            deviation = sqrtf(ps_group_sum<32>(squares) / (float)p.length + p.epsilon);
-            mu = p.subtract_last ? value(p.length - 1) : mu;
+            join_moments(moments + sequence * p.moment_parts, p.moment_parts, p.epsilon, mu, deviation, last);
+            mu = p.subtract_last && last >= 0 ? from ? from[c * w.by_channel + last * w.by_time] : NAN : mu;
         }
-        if (lane == 0 && share == 0) {
-            mean[sequence] = mu;
-            std[sequence] = deviation;
+    } else if constexpr (MASKED) {
+        int last;
+        if (p.revin) {
+            observed_statistics(value, p.length, p.epsilon, mu, deviation, last);
+            mu = p.subtract_last && last >= 0 ? value(last) : mu;
         }
-        const float scale = 1.0f / deviation;
-        const int total = p.patches * p.patch;
-        T *to = patches + sequence * total;
+    } else if (p.revin) {
+        float sum = 0.0f, squares = 0.0f;
+#pragma unroll 8
+        for (int l = lane; l < p.length; l += 32) {
+            sum += value(l);
+        }
+        mu = ps_group_sum<32>(sum) / (float)p.length;
+#pragma unroll 8
+        for (int l = lane; l < p.length; l += 32) {
+            const float difference = value(l) - mu;
+            squares += difference * difference;
+        }
+        deviation = sqrtf(ps_group_sum<32>(squares) / (float)p.length + p.epsilon);
+        mu = p.subtract_last ? value(p.length - 1) : mu;
+    }
+    if (lane == 0 && share == 0 && part == 0) {
+        mean[sequence] = mu;
+        std[sequence] = deviation;
+    }
+    const float scale = 1.0f / deviation;
+    T *to = patches + sequence * p.patches * p.patch;
 #pragma unroll 4
-        for (int j = lane + 32 * share; j < total; j += 32 * shares) {
-            const int n = (int)ps_divide(j, p.by_patch), at = p.first + n * p.stride + (j - n * p.patch);
-            auto z = [&]() {
-                return (value(at < p.length ? at : p.length - 1) - mu) * scale;
-            }; /* beyond the end the last repeats */
-            if constexpr (MASKED) {
-                ps_put(to + j, from && isnan(z()) ? 0.0f : z());
-            } else {
-                ps_put(to + j, z());
-            }
+    for (int j = n * p.patch + lane + 32 * share; j < after * p.patch; j += 32 * warps) {
+        const int row = (int)ps_divide(j, p.by_patch), at = p.first + row * p.stride + (j - row * p.patch);
+        auto z = [&]() { return (value(at < p.length ? at : p.length - 1) - mu) * scale; }; /* beyond the end the last repeats */
+        if constexpr (MASKED) {
+            ps_put(to + j, from && isnan(z()) ? 0.0f : z());
+        } else {
+            ps_put(to + j, z());
         }
     }
 }
@@ -184,14 +320,29 @@ template <typename T> static enum ps_status gather_patches(const struct ps_kerne
     if (sequences == 0) {
         return PS_OK;
     }
-    const int64_t pitch = length | 1; /* odd: the channels of one time lie in different banks */
-    int64_t tile = 48 * 1024 / (int64_t)sizeof(float) / pitch;
-    const bool staged = tile > 0;
-    tile = !staged || tile > channels_at_once ? channels_at_once : tile;
+    const bool longer = length > LONGEST;
+    const int64_t room = 48 * 1024 / (int64_t)sizeof(float);
+    int64_t tile = room / ((longer ? patch : length) | 1);
+    const bool fits = tile > 0;
+    tile = !fits || tile > channels_at_once ? channels_at_once : tile;
     tile = tile < channels ? tile : channels;
-    const int64_t each = sequences / c->multiprocessors; /* of few sequences every multiprocessor has some, or a part of one */
-    tile = each < 1 ? 1 : each < tile ? each : tile;
-    const int64_t tiles = (channels + tile - 1) / tile, free = c->multiprocessors / (a->batch * tiles);
+    if (!longer) {
+        const int64_t each = sequences / c->multiprocessors; /* of few sequences every multiprocessor has some, or a part of one */
+        tile = each < 1 ? 1 : each < tile ? each : tile;
+    }
+    const int64_t tiles = (channels + tile - 1) / tile, free = (longer ? 2 : 1) * c->multiprocessors / (a->batch * tiles);
+    int64_t each = free > 1 ? (patches + free - 1) / free : patches, range = length;
+    if (longer) {
+        const int64_t most = fits ? ((room / tile - 1 | 1) - patch) / a->stride + 1 : each;
+        each = each < most ? each : most;
+        range = fits ? (each - 1) * a->stride + patch : 0;
+    }
+    const int64_t parts = (patches + each - 1) / each, pitch = range | 1; /* odd: the channels of one time lie in different banks */
+    /* As many values a part as registers hold, unless the parts of all sequences need more room than there is. */
+    const int64_t chunks = (length + CHUNK - 1) / CHUNK,
+                  most = (int64_t)c->workspace_bytes / (int64_t)sizeof(struct moments) / sequences,
+                  chunks_each = most > 0 ? (chunks + most - 1) / most : chunks,
+                  moment_parts = (chunks + chunks_each - 1) / chunks_each;
     const struct patching p = {(int)channels,
                                (int)length,
                                (int)patch,
@@ -200,22 +351,30 @@ template <typename T> static enum ps_status gather_patches(const struct ps_kerne
                                (int)tile,
                                (int)tiles,
                                (int)pitch,
-                               free > 1 ? (int)free : 1,
+                               (int)parts,
+                               (int)each,
+                               (int)range,
+                               (int)moment_parts,
                                (int)a->first,
                                a->revin,
                                a->subtract_last,
                                (float)a->epsilon,
                                ps_divisor_make(patch),
                                ps_divisor_make(tile),
-                               ps_divisor_make(length)};
-    T *to = (T *)a->patches.data;
-    float *mean = (float *)a->mean.data, *std = (float *)a->std.data;
-    const unsigned blocks = (unsigned)(a->batch * p.tiles * p.parts);
-    const size_t bytes = staged ? (size_t)(tile * pitch) * sizeof(float) : 0;
-    const auto kernel = a->masked ? staged ? gather_block<T, true, true> : gather_block<T, false, true>
-                        : staged ? gather_block<T, true, false>
+                               ps_divisor_make(range > 0 ? range : 1)};
+    struct moments *const moments = (struct moments *)c->workspace;
+    if (longer && a->revin) {
+        PS_TRY(ps_cuda_workspace(c, op, (size_t)(sequences * moment_parts) * sizeof *moments));
+        const int64_t places = a->batch * ((channels + channels_at_once - 1) / channels_at_once);
+        ps_cuda_launch(c, window_moments, (unsigned)(places * moment_parts), block, 0, moments, w, a->state, (int)channels,
+                       (int)length, (int)moment_parts, (int)chunks_each, a->masked != 0);
+        PS_TRY(ps_cuda_check(cudaGetLastError(), op));
+    }
+    const auto kernel = a->masked ? longer ? gather_block<T, true, true> : gather_block<T, false, true>
+                        : longer ? gather_block<T, true, false>
                                   : gather_block<T, false, false>;
-    ps_cuda_launch(c, kernel, blocks, block, bytes, to, mean, std, w, a->state, p);
+    ps_cuda_launch(c, kernel, (unsigned)(a->batch * tiles * parts), block, (size_t)(tile * pitch) * sizeof(float),
+                   (T *)a->patches.data, (float *)a->mean.data, (float *)a->std.data, w, a->state, moments, p);
     PS_CUDA_LAUNCHED(op);
 }
 
