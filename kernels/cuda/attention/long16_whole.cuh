@@ -3,8 +3,8 @@
  * in registers. Backward, in one kernel, it has 64 keys: with scores turned, keys by 32 or 64 queries at a time, weights and
  * gradients, rounded, are dv's and dk's left operands as they lie in registers; the gradients go to shared memory too, from where,
  * read across, they are dq's, of which a warpgroup has 64 queries. Residual attention's pieces add to the same scores, and each has
- * its dk and dq; the copy engine has L2 add these to what is there. Backward of narrow heads blocks stay, and bring the next heads
- * beside the present ones.
+ * its dk and dq; the copy engine has L2 add these to what is there. Forward, and backward of narrow heads, blocks
+ * stay, and bring the next heads beside the present ones.
  *
  * Two heads of 8 columns are one operand of 16: the left one's columns of the other head are zeros, and of sums that have both
  * heads' columns one's are kept.
@@ -89,7 +89,7 @@ template <int E> struct whole_block {
 /* Blocks of a multiprocessor, as registers allow. */
 template <int E, int PIECES> static constexpr int whole_blocks = E <= 64 && E *PIECES <= 64 ? 2 : 1;
 
-/* Whether a block's next heads are brought beside its present ones, as shared memory allows. */
+/* Whether backward a block's next heads are brought beside its present ones, as forward: as shared memory allows. */
 template <int E> static constexpr bool whole_ahead = E == 16;
 
 /* Tiles of 16 queries at a time, as registers allow. */
@@ -182,23 +182,33 @@ static __device__ __forceinline__ void whole_put(const ps_boxed<whole_box<E>::W>
 
 /* A warpgroup has 64 queries' scores with all keys in registers, less each row's largest. */
 template <typename T, int E, int PIECES>
-static __global__ void __launch_bounds__(WHOLE_THREADS, E > 64 ? 1 : 2) forward_whole_kernel(const __grid_constant__ struct whole p)
+static __global__ void __launch_bounds__(WHOLE_THREADS, whole_blocks<E, 1>)
+    forward_whole_kernel(const __grid_constant__ struct whole p)
 {
     typedef whole_box<E> box;
     constexpr int W = box::W, TENSOR = box::TENSOR, PANEL = box::PANEL;
     extern __shared__ __align__(1024) char whole_memory[];
-    const uint32_t q = ps_shared_address(whole_memory), k = q + PIECES * TENSOR, v = k + PIECES * TENSOR, barrier = v + TENSOR;
+    constexpr uint32_t STAGE = (2 * PIECES + 1) * TENSOR;
+    const uint32_t brought = ps_shared_address(whole_memory), barrier = brought + 2 * STAGE;
     if (threadIdx.x == 0) {
         ps_mbarrier_init(barrier, 1);
+        ps_mbarrier_init(barrier + 8, 1);
         ps_mbarrier_publish();
     }
-    const struct whole_block<E> at(p, blockIdx.x);
     ps_grid_begin();
+    const auto bring = [&](uint32_t unit, uint32_t turn) {
+        if (unit < p.units) {
+            const struct whole_block<E> at(p, unit);
+            const uint32_t q = brought + turn * STAGE, there = barrier + turn * 8;
+            ps_mbarrier_expect(there, STAGE);
+            at.bring(q, &p.q, PIECES, there);
+            at.bring(q + PIECES * TENSOR, &p.k, PIECES, there);
+            at.bring(q + 2 * PIECES * TENSOR, &p.v, 1, there);
+        }
+    };
     if (threadIdx.x == 0) {
-        ps_mbarrier_expect(barrier, (2 * PIECES + 1) * TENSOR);
-        at.bring(q, &p.q, PIECES, barrier);
-        at.bring(k, &p.k, PIECES, barrier);
-        at.bring(v, &p.v, 1, barrier);
+        bring(blockIdx.x, 0);
+        bring(blockIdx.x + gridDim.x, 1);
     }
     const uint32_t lane = threadIdx.x % 32, count = (uint32_t)p.x.patches, chunks = (uint32_t)p.x.e / 8,
                    shift = W == 32   ? chunks - 1
@@ -208,73 +218,87 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, E > 64 ? 1 : 2) forward_
     const float factor = p.x.scale * PS_LOG2_E;
     const bool half = E == 16 && chunks == 1;
     __syncthreads();
-    ps_mbarrier_wait(barrier, 0);
+    uint32_t turn = 0;
 #pragma unroll 1
-    for (uint32_t head = 0; head < at.heads; head++) {
-        const bool odd = half && head % 2 != 0;
-        uint32_t queries[PIECES][4];
-        if constexpr (E == 16) {
-            whole_hold<PIECES>(queries, q + row0 * W, half, odd);
+    for (uint32_t unit = blockIdx.x; unit < p.units; unit += gridDim.x, turn++) {
+        const struct whole_block<E> at(p, unit);
+        const uint32_t q = brought + turn % 2 * STAGE, k = q + PIECES * TENSOR, v = k + PIECES * TENSOR;
+        if (threadIdx.x == 0 && turn > 0) { /* in the place of the unit before, whose results have left */
+            ps_bulk_wait_read();
+            bring(unit + gridDim.x, (turn + 1) % 2);
         }
-        const auto take = [&](auto count_of_tiles) {
-            constexpr int TILES = decltype(count_of_tiles)::value; /* of 16 keys */
-            float s[2 * TILES][4], mixed[E / 8][4], most[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
-            uint32_t weights[TILES][4];
-            whole_scores<T, E, false>((float(&)[8][4])s[0], queries, q + id * 64 * W, whole_operand<W>(k));
-            whole_scores<T, E, false>((float(&)[2 * TILES - 8][4]) s[8], queries, q + id * 64 * W, whole_operand<W>(k + 64 * W));
-            ps_wgmma_wait<0>();
-            ps_pin(s);
+        __syncwarp();
+        ps_mbarrier_wait(barrier + turn % 2 * 8, turn / 2 % 2);
+#pragma unroll 1
+        for (uint32_t head = 0; head < at.heads; head++) {
+            const bool odd = half && head % 2 != 0;
+            uint32_t queries[PIECES][4];
+            if constexpr (E == 16) {
+                whole_hold<PIECES>(queries, q + row0 * W, half, odd);
+            }
+            const auto take = [&](auto count_of_tiles) {
+                constexpr int TILES = decltype(count_of_tiles)::value; /* of 16 keys */
+                float s[2 * TILES][4], mixed[E / 8][4], most[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+                uint32_t weights[TILES][4];
+                whole_scores<T, E, false>((float(&)[8][4])s[0], queries, q + id * 64 * W, whole_operand<W>(k));
+                whole_scores<T, E, false>((float(&)[2 * TILES - 8][4]) s[8], queries, q + id * 64 * W,
+                                          whole_operand<W>(k + 64 * W));
+                ps_wgmma_wait<0>();
+                ps_pin(s);
 #pragma unroll
-            for (int j = 0; j < 8 * TILES; j++) {
-                float &value = s[j / 4][j % 4];
-                if (j >= 8 * (TILES - 2)) {
-                    value = (uint32_t)j / 4 * 8 + lane % 4 * 2 + j % 2 < count ? value : -INFINITY;
+                for (int j = 0; j < 8 * TILES; j++) {
+                    float &value = s[j / 4][j % 4];
+                    if (j >= 8 * (TILES - 2)) {
+                        value = (uint32_t)j / 4 * 8 + lane % 4 * 2 + j % 2 < count ? value : -INFINITY;
+                    }
+                    most[j % 4 / 2] = fmaxf(most[j % 4 / 2], value);
                 }
-                most[j % 4 / 2] = fmaxf(most[j % 4 / 2], value);
-            }
-            most[0] = ps_quad_max(most[0]) * factor;
-            most[1] = ps_quad_max(most[1]) * factor;
+                most[0] = ps_quad_max(most[0]) * factor;
+                most[1] = ps_quad_max(most[1]) * factor;
 #pragma unroll
-            for (int j = 0; j < 8 * TILES; j++) {
-                float &value = s[j / 4][j % 4];
-                value = fmaf(value, factor, -most[j % 4 / 2]);
-                value = j % WHOLE_POLYNOMIAL == WHOLE_POLYNOMIAL - 1 ? ps_exp2_polynomial(value) : ps_exp2(value);
-                sum[j % 4 / 2] += value;
-            }
-            ps_attention_round<T, TILES>(weights, s);
-            const uint64_t values = whole_operand<W>(v);
-            ps_wgmma_begin();
-#pragma unroll
-            for (int j = 0; j < TILES; j++) {
-                whole_mix<T, E, 0>(mixed, weights[j], values, j * 16 * W, j > 0);
-            }
-            ps_wgmma_commit();
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                sum[r] = ps_quad_sum(sum[r]);
-                const uint32_t row = row0 + lane / 4 + r * 8;
-                if (lane % 4 == 0 && row < count) {
-                    p.x.logsum[(at.matrix + head) * count + row] = (ps_log2(sum[r]) + most[r]) * (1 / PS_LOG2_E);
+                for (int j = 0; j < 8 * TILES; j++) {
+                    float &value = s[j / 4][j % 4];
+                    value = fmaf(value, factor, -most[j % 4 / 2]);
+                    value = j % WHOLE_POLYNOMIAL == WHOLE_POLYNOMIAL - 1 ? ps_exp2_polynomial(value) : ps_exp2(value);
+                    sum[j % 4 / 2] += value;
                 }
+                ps_attention_round<T, TILES>(weights, s);
+                const uint64_t values = whole_operand<W>(v);
+                ps_wgmma_begin();
+#pragma unroll
+                for (int j = 0; j < TILES; j++) {
+                    whole_mix<T, E, 0>(mixed, weights[j], values, j * 16 * W, j > 0);
+                }
+                ps_wgmma_commit();
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    sum[r] = ps_quad_sum(sum[r]);
+                    const uint32_t row = row0 + lane / 4 + r * 8;
+                    if (lane % 4 == 0 && row < count) {
+                        p.x.logsum[(at.matrix + head) * count + row] = (ps_log2(sum[r]) + most[r]) * (1 / PS_LOG2_E);
+                    }
+                }
+                ps_wgmma_wait<0>();
+                ps_pin(mixed);
+                ps_pin(weights);
+                ps_barrier((int)id + 1, 128); /* the warpgroup has read the queries, whose place mixed takes */
+                whole_put<T, E>({q + row0 * W, head << shift, shift, PANEL}, mixed, ps_reciprocal(sum[0]), ps_reciprocal(sum[1]),
+                                half, odd);
+            };
+            if (count > 96) {
+                take(std::integral_constant<int, 8>());
+            } else {
+                take(std::integral_constant<int, 6>());
             }
-            ps_wgmma_wait<0>();
-            ps_pin(mixed);
-            ps_pin(weights);
-            ps_barrier((int)id + 1, 128); /* the warpgroup has read the queries, whose place mixed takes */
-            whole_put<T, E>({q + row0 * W, head << shift, shift, PANEL}, mixed, ps_reciprocal(sum[0]), ps_reciprocal(sum[1]), half,
-                            odd);
-        };
-        if (count > 96) {
-            take(std::integral_constant<int, 8>());
-        } else {
-            take(std::integral_constant<int, 6>());
+        }
+        ps_publish();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            at.put(&p.mixed, q, 1, false);
+            ps_bulk_commit();
         }
     }
-    ps_publish();
-    __syncthreads();
     if (threadIdx.x == 0) {
-        at.put(&p.mixed, q, 1, false);
-        ps_bulk_commit();
         ps_bulk_wait_read();
     }
 }
@@ -508,16 +532,16 @@ static enum ps_status launch_whole(const struct ps_cuda_context *c, const char *
         int pieces;
     } all[] = {{&p.mixed, &x.mixed, 1}, {&p.q, &x.q, PIECES},   {&p.k, &x.k, PIECES}, {&p.v, &x.v, 1},
                {&p.dq, &x.dq, PIECES},  {&p.dk, &x.dk, PIECES}, {&p.dv, &x.dv, 1},    {&p.up, &x.d_mixed, 1}};
-    const int tensors = backward ? 8 : 4;
+    const int views = backward ? 8 : 4;
     bool side_by_side = x.e == 8 && x.heads > 1;
-    for (int i = 0; i < tensors; i++) {
+    for (int i = 0; i < views; i++) {
         side_by_side = side_by_side && all[i].view->head == x.e;
     }
     p.x = x;
     p.group = side_by_side ? 2 : 1;
     p.groups = ps_divisor_make((x.heads + (int)p.group - 1) / (int)p.group);
     const int heads = side_by_side ? 1 : x.heads, sequences = (int)(x.matrices / x.heads);
-    for (int i = 0; i < tensors; i++) {
+    for (int i = 0; i < views; i++) {
         const auto &tensor = all[i];
         const struct ps_attention_view &v = *tensor.view;
         const cuuint64_t sizes[] = {(cuuint64_t)(x.heads / heads * x.e), (cuuint64_t)heads, (cuuint64_t)x.patches,
@@ -541,15 +565,14 @@ static enum ps_status launch_whole(const struct ps_cuda_context *c, const char *
         }
     }
     p.units = (uint32_t)sequences * p.groups.divisor;
-    constexpr bool AHEAD = whole_ahead<E>;
-    constexpr int TENSORS = 2 * PIECES + 2;
-    const int shared = backward ? (AHEAD ? 2 * (TENSORS + 1) : TENSORS) * whole_box<E>::TENSOR + WHOLE_GRADIENTS +
-                                      (int)p.group * WHOLE_ROWS * 3 * (int)sizeof(float) + 2 * (int)sizeof(uint64_t)
-                                : (TENSORS - 1) * whole_box<E>::TENSOR + (int)sizeof(uint64_t);
-    const unsigned most = backward && AHEAD ? (unsigned)(c->multiprocessors * whole_blocks<E, PIECES>) : p.units;
+    const bool ahead = !backward || whole_ahead<E>;
+    const int tensors = 2 * PIECES + (backward ? 2 + ahead : 1);
+    const int more = backward ? WHOLE_GRADIENTS + (int)p.group * WHOLE_ROWS * 3 * (int)sizeof(float) : 0;
+    const int shared = (1 + ahead) * tensors * whole_box<E>::TENSOR + more + 2 * (int)sizeof(uint64_t);
+    const int blocks = c->multiprocessors * (backward ? whole_blocks<E, PIECES> : whole_blocks<E, 1>);
     const auto kernel = backward ? backward_whole_kernel<T, E, PIECES> : forward_whole_kernel<T, E, PIECES>;
     PS_TRY(ps_cuda_allow_shared((const void *)kernel, (size_t)shared, op));
-    ps_cuda_launch(c, kernel, std::min(most, (unsigned)p.units), WHOLE_THREADS, (size_t)shared, p);
+    ps_cuda_launch(c, kernel, ahead ? std::min((unsigned)blocks, (unsigned)p.units) : p.units, WHOLE_THREADS, (size_t)shared, p);
     PS_CUDA_LAUNCHED(op);
 }
 
