@@ -604,11 +604,13 @@ static const struct {
     int64_t heads, patches, e;
     const char *forward, *backward;
 } attentions16[] = {
-    {4, 64, 8, "short16", "short16"},   {4, 65, 8, "long16", "long16"},     {4, 65, 4, "long16", "long16"},
-    {3, 64, 24, "short16", "short16"},  {8, 96, 16, "long16", "long16"},    {4, 128, 64, "long16", "long16"},
+    {4, 64, 8, "short16", "short16"},   {4, 65, 8, "short16", "short16"},   {4, 65, 4, "long16", "long16"},
+    {4, 96, 8, "short16", "short16"},   {4, 97, 8, "short16", "long16"},    {4, 128, 8, "short16", "long16"},
+    {8, 65, 16, "short16", "long16"},   {3, 100, 24, "short16", "long16"},  {4, 128, 32, "short16", "long16"},
     {4, 129, 16, "long16", "long16"},   {4, 3000, 128, "long16", "long16"}, {4, 65, 129, "refused", "refused"},
     {4, 64, 128, "short16", "short16"}, {4, 42, 7, "short16", "short16"},   {3, 5, 64, "short16", "short16"},
-    {3, 64, 104, "short16", "short16"}, {3, 65, 20, "long16", "long16"},
+    {3, 113, 40, "short16", "long16"},  {3, 64, 104, "short16", "short16"}, {3, 128, 120, "short16", "long16"},
+    {3, 65, 20, "long16", "long16"},
 };
 
 static void expect_attention(const struct attention *x)

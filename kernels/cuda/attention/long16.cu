@@ -10,8 +10,8 @@
  * queries for dq and delta, one by keys for dk and dv. N is anything; e, of all pieces, up to 128: chunks of 8 columns, of which
  * two are a product's m16n8k16, a last one an m16n8k8. For e up to 16 forward, and 8 backward, one side of the scores is held
  * scaled, so that a product makes the exponents as they are; on Hopper forward of them is long16_wgmma.cu's where a block has 128
- * queries, of up to 8 columns from 512 patches on, both ways of heads of more than 32 columns are long16_wide.cuh's, and of up to
- * 128 patches long16_whole.cuh's.
+ * queries, of up to 8 columns from 512 patches on, both ways of heads of more than 32 columns are long16_wide.cuh's, and
+ * backward of up to 128 patches long16_whole.cuh's.
  *
  * Bytes: 8 S h N e forward, 16 S h N e backward, or 24 in two kernels, and the sums; 6 S h N e more for each further block of a
  * head; by steps those of the other side once for every 128 rows, from L2. S h N^2 exponentials each way, or twice as many; tensor
@@ -943,7 +943,7 @@ static bool in_boxes(const struct ps_cuda_context *c, const struct ps_attention_
     return fit;
 }
 
-/* Whether attention/long16_whole.cuh takes such a call, */
+/* Whether attention/long16_whole.cuh takes such a call, backward, */
 static bool whole(const struct ps_attention_launch &x)
 {
     return x.patches <= 128 && x.pieces <= (x.e <= 32 ? 3 : 1);
@@ -962,8 +962,8 @@ static enum ps_status launch_size(const struct ps_cuda_context *c, const char *o
 {
 #ifdef PS_FUSED_ENCODER
     if (in_boxes(c, x, backward)) {
-        if (whole(x)) {
-            return ps_long16_whole<T>(c, op, x, backward);
+        if (backward && whole(x)) {
+            return ps_long16_whole<T>(c, op, x);
         }
         if (in_panels(x)) {
             return ps_long16_wide<T>(c, op, x, backward);

@@ -149,8 +149,8 @@ enum ps_status ps_long16_forward_wgmma(const struct ps_cuda_context *c, const ch
 template <typename T>
 enum ps_status ps_long16_wide(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x, bool backward);
 
-/* attention/long16_whole.cuh: both ways by wgmma of 65 to 128 patches, a head a block. */
+/* attention/long16_whole.cuh: backward by wgmma of 65 to 128 patches, in one kernel. */
 template <typename T>
-enum ps_status ps_long16_whole(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x, bool backward);
+enum ps_status ps_long16_whole(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x);
 
 #endif

@@ -1,20 +1,18 @@
-/* attention/long16.cu's kernels by wgmma of 65 to 128 patches: a block of two warpgroups has a head, or two of 8 columns that lie
- * side by side, whole in shared memory, where the copy engine brings it. Forward a warpgroup has 64 queries, with all keys' scores
- * in registers. Backward, in one kernel, it has 64 keys: with scores turned, keys by 32 or 64 queries at a time, weights and
- * gradients, rounded, are dv's and dk's left operands as they lie in registers; the gradients go to shared memory too, from where,
- * read across, they are dq's, of which a warpgroup has 64 queries. Residual attention's pieces add to the same scores, and each has
- * its dk and dq; the copy engine has L2 add these to what is there. Backward of narrow heads blocks stay, and bring the next heads
- * beside the present ones.
+/* attention/long16.cu's backward by wgmma of 65 to 128 patches, in one kernel: a block of two warpgroups has a head, or two of 8
+ * columns that lie side by side, whole in shared memory, where the copy engine brings it; a warpgroup has 64 keys. With scores
+ * turned, keys by 32 or 64 queries at a time, weights and gradients, rounded, are dv's and dk's left operands as they lie in
+ * registers; the gradients go to shared memory too, from where, read across, they are dq's, of which a warpgroup has 64 queries.
+ * Residual attention's pieces add to the same scores, and each has its dk and dq; the copy engine has L2 add these to what is
+ * there. Blocks of narrow heads stay, and bring the next heads beside the present ones.
  *
  * Two heads of 8 columns are one operand of 16: the left one's columns of the other head are zeros, and of sums that have both
  * heads' columns one's are kept.
  *
- * Bytes: 8 S h N e forward, 16 S h N e backward, and the sums. With 128 rows of the left operand, N in whole 32 and e in whole 16:
- * S h 128 N exponentials each way, FLOPs 4 S h 128 N e forward, 10 S h 128 N e backward. 128 patches, heads of 8: a head takes a
- * multiprocessor's exponentials' unit 1,024 clocks (forward an eighth is a polynomial), its schedulers some 900 forward and 1,300
- * backward, its tensor cores, at 16 clocks for 64 by 16 by 16, 400 and 1,000; heads of 40 take products of 700 and 1,730 clocks.
- * 116 patches, heads of 8, 2,576 matrices: instructions of 10 and 15 us at 1.75 GHz beside 19 and 38 MB, 5 and 9 us at 4.2 TB/s;
- * 125 patches, heads of 40, 1,764 matrices: 71 and 141 MB, 17 and 34 us. */
+ * Bytes: 16 S h N e, and the sums. With 128 keys, N in whole 32 and e in whole 16: S h 128 N exponentials, FLOPs 10 S h 128 N e.
+ * 128 patches, heads of 8: a head takes a multiprocessor's exponentials' unit 1,024 clocks, its schedulers some 1,300, its tensor
+ * cores, at 16 clocks for 64 by 16 by 16, 1,000; heads of 40 take products of 1,730 clocks. 116 patches, heads of 8, 2,576
+ * matrices: instructions of 15 us at 1.75 GHz beside 38 MB, 9 us at 4.2 TB/s; 125 patches, heads of 40, 1,764 matrices: 141 MB, 34
+ * us. */
 #ifndef PS_KERNELS_CUDA_LONG16_WHOLE_CUH
 #define PS_KERNELS_CUDA_LONG16_WHOLE_CUH
 
@@ -24,14 +22,10 @@
 #include "kernels/cuda/tensor_map.cuh"
 #include "kernels/cuda/tile/bulk.cuh"
 #include "kernels/cuda/tile/math.cuh"
-#include "kernels/cuda/tile/reduce.cuh"
 #include "kernels/cuda/tile/wgmma.cuh"
 
 /* Rows of a box, threads; bytes of a matrix of gradients: two panels of 64 queries. */
 enum { WHOLE_ROWS = 128, WHOLE_THREADS = 256, WHOLE_GRADIENTS = 2 * WHOLE_ROWS * 128 };
-
-/* Forward one exponential of so many is a polynomial. */
-enum { WHOLE_POLYNOMIAL = 8 };
 
 struct whole {
     CUtensorMap q, k, v, mixed, up, dq, dk, dv; /* [columns, heads, N, S, pieces]; of one head if two share a box. up: d_mixed */
@@ -177,105 +171,6 @@ static __device__ __forceinline__ void whole_put(const ps_boxed<whole_box<E>::W>
         ps_attention_put<T, 1>(to, own, upper, lower, 1);
     } else {
         ps_attention_put<T, E / 8>(to, sum, upper, lower, E / 8);
-    }
-}
-
-/* A warpgroup has 64 queries' scores with all keys in registers, less each row's largest. */
-template <typename T, int E, int PIECES>
-static __global__ void __launch_bounds__(WHOLE_THREADS, E > 64 ? 1 : 2) forward_whole_kernel(const __grid_constant__ struct whole p)
-{
-    typedef whole_box<E> box;
-    constexpr int W = box::W, TENSOR = box::TENSOR, PANEL = box::PANEL;
-    extern __shared__ __align__(1024) char whole_memory[];
-    const uint32_t q = ps_shared_address(whole_memory), k = q + PIECES * TENSOR, v = k + PIECES * TENSOR, barrier = v + TENSOR;
-    if (threadIdx.x == 0) {
-        ps_mbarrier_init(barrier, 1);
-        ps_mbarrier_publish();
-    }
-    const struct whole_block<E> at(p, blockIdx.x);
-    ps_grid_begin();
-    if (threadIdx.x == 0) {
-        ps_mbarrier_expect(barrier, (2 * PIECES + 1) * TENSOR);
-        at.bring(q, &p.q, PIECES, barrier);
-        at.bring(k, &p.k, PIECES, barrier);
-        at.bring(v, &p.v, 1, barrier);
-    }
-    const uint32_t lane = threadIdx.x % 32, count = (uint32_t)p.x.patches, chunks = (uint32_t)p.x.e / 8,
-                   shift = W == 32   ? chunks - 1
-                           : W == 64 ? 2
-                                     : 3;
-    const uint32_t id = threadIdx.x / 128, row0 = threadIdx.x / 32 * 16;
-    const float factor = p.x.scale * PS_LOG2_E;
-    const bool half = E == 16 && chunks == 1;
-    __syncthreads();
-    ps_mbarrier_wait(barrier, 0);
-#pragma unroll 1
-    for (uint32_t head = 0; head < at.heads; head++) {
-        const bool odd = half && head % 2 != 0;
-        uint32_t queries[PIECES][4];
-        if constexpr (E == 16) {
-            whole_hold<PIECES>(queries, q + row0 * W, half, odd);
-        }
-        const auto take = [&](auto count_of_tiles) {
-            constexpr int TILES = decltype(count_of_tiles)::value; /* of 16 keys */
-            float s[2 * TILES][4], mixed[E / 8][4], most[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
-            uint32_t weights[TILES][4];
-            whole_scores<T, E, false>((float(&)[8][4])s[0], queries, q + id * 64 * W, whole_operand<W>(k));
-            whole_scores<T, E, false>((float(&)[2 * TILES - 8][4]) s[8], queries, q + id * 64 * W, whole_operand<W>(k + 64 * W));
-            ps_wgmma_wait<0>();
-            ps_pin(s);
-#pragma unroll
-            for (int j = 0; j < 8 * TILES; j++) {
-                float &value = s[j / 4][j % 4];
-                if (j >= 8 * (TILES - 2)) {
-                    value = (uint32_t)j / 4 * 8 + lane % 4 * 2 + j % 2 < count ? value : -INFINITY;
-                }
-                most[j % 4 / 2] = fmaxf(most[j % 4 / 2], value);
-            }
-            most[0] = ps_quad_max(most[0]) * factor;
-            most[1] = ps_quad_max(most[1]) * factor;
-#pragma unroll
-            for (int j = 0; j < 8 * TILES; j++) {
-                float &value = s[j / 4][j % 4];
-                value = fmaf(value, factor, -most[j % 4 / 2]);
-                value = j % WHOLE_POLYNOMIAL == WHOLE_POLYNOMIAL - 1 ? ps_exp2_polynomial(value) : ps_exp2(value);
-                sum[j % 4 / 2] += value;
-            }
-            ps_attention_round<T, TILES>(weights, s);
-            const uint64_t values = whole_operand<W>(v);
-            ps_wgmma_begin();
-#pragma unroll
-            for (int j = 0; j < TILES; j++) {
-                whole_mix<T, E, 0>(mixed, weights[j], values, j * 16 * W, j > 0);
-            }
-            ps_wgmma_commit();
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                sum[r] = ps_quad_sum(sum[r]);
-                const uint32_t row = row0 + lane / 4 + r * 8;
-                if (lane % 4 == 0 && row < count) {
-                    p.x.logsum[(at.matrix + head) * count + row] = (ps_log2(sum[r]) + most[r]) * (1 / PS_LOG2_E);
-                }
-            }
-            ps_wgmma_wait<0>();
-            ps_pin(mixed);
-            ps_pin(weights);
-            ps_barrier((int)id + 1, 128); /* the warpgroup has read the queries, whose place mixed takes */
-            whole_put<T, E>({q + row0 * W, head << shift, shift, PANEL}, mixed, ps_reciprocal(sum[0]), ps_reciprocal(sum[1]), half,
-                            odd);
-        };
-        if (count > 96) {
-            take(std::integral_constant<int, 8>());
-        } else {
-            take(std::integral_constant<int, 6>());
-        }
-    }
-    ps_publish();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        at.put(&p.mixed, q, 1, false);
-        ps_bulk_commit();
-        ps_bulk_wait_read();
     }
 }
 
@@ -487,6 +382,9 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, whole_blocks<E, PIECES>)
             at.put(&p.dk, k, PIECES, p.x.accumulate);
             ps_bulk_commit();
         }
+        if (!AHEAD) { /* a block a unit */
+            break;
+        }
     }
     if (threadIdx.x == 0) {
         ps_bulk_wait_read();
@@ -496,8 +394,7 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, whole_blocks<E, PIECES>)
 /* ---- launching ---- */
 
 template <typename T, int E, int PIECES>
-static enum ps_status launch_whole(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
-                                   bool backward)
+static enum ps_status launch_whole(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
     struct whole p = {};
     PFN_cuTensorMapEncodeTiled_v12000 encode;
@@ -508,17 +405,15 @@ static enum ps_status launch_whole(const struct ps_cuda_context *c, const char *
         int pieces;
     } all[] = {{&p.mixed, &x.mixed, 1}, {&p.q, &x.q, PIECES},   {&p.k, &x.k, PIECES}, {&p.v, &x.v, 1},
                {&p.dq, &x.dq, PIECES},  {&p.dk, &x.dk, PIECES}, {&p.dv, &x.dv, 1},    {&p.up, &x.d_mixed, 1}};
-    const int tensors = backward ? 8 : 4;
     bool side_by_side = x.e == 8 && x.heads > 1;
-    for (int i = 0; i < tensors; i++) {
-        side_by_side = side_by_side && all[i].view->head == x.e;
+    for (const auto &tensor : all) {
+        side_by_side = side_by_side && tensor.view->head == x.e;
     }
     p.x = x;
     p.group = side_by_side ? 2 : 1;
     p.groups = ps_divisor_make((x.heads + (int)p.group - 1) / (int)p.group);
     const int heads = side_by_side ? 1 : x.heads, sequences = (int)(x.matrices / x.heads);
-    for (int i = 0; i < tensors; i++) {
-        const auto &tensor = all[i];
+    for (const auto &tensor : all) {
         const struct ps_attention_view &v = *tensor.view;
         const cuuint64_t sizes[] = {(cuuint64_t)(x.heads / heads * x.e), (cuuint64_t)heads, (cuuint64_t)x.patches,
                                     (cuuint64_t)sequences, (cuuint64_t)tensor.pieces};
@@ -542,40 +437,35 @@ static enum ps_status launch_whole(const struct ps_cuda_context *c, const char *
     }
     p.units = (uint32_t)sequences * p.groups.divisor;
     constexpr bool AHEAD = whole_ahead<E>;
-    constexpr int TENSORS = 2 * PIECES + 2;
-    const int shared = backward ? (AHEAD ? 2 * (TENSORS + 1) : TENSORS) * whole_box<E>::TENSOR + WHOLE_GRADIENTS +
-                                      (int)p.group * WHOLE_ROWS * 3 * (int)sizeof(float) + 2 * (int)sizeof(uint64_t)
-                                : (TENSORS - 1) * whole_box<E>::TENSOR + (int)sizeof(uint64_t);
-    const unsigned most = backward && AHEAD ? (unsigned)(c->multiprocessors * whole_blocks<E, PIECES>) : p.units;
-    const auto kernel = backward ? backward_whole_kernel<T, E, PIECES> : forward_whole_kernel<T, E, PIECES>;
+    const int shared = (1 + AHEAD) * (2 * PIECES + 2 + AHEAD) * whole_box<E>::TENSOR + WHOLE_GRADIENTS +
+                       (int)p.group * WHOLE_ROWS * 3 * (int)sizeof(float) + 2 * (int)sizeof(uint64_t);
+    const unsigned most = AHEAD ? (unsigned)(c->multiprocessors * whole_blocks<E, PIECES>) : p.units;
+    const auto kernel = backward_whole_kernel<T, E, PIECES>;
     PS_TRY(ps_cuda_allow_shared((const void *)kernel, (size_t)shared, op));
     ps_cuda_launch(c, kernel, std::min(most, (unsigned)p.units), WHOLE_THREADS, (size_t)shared, p);
     PS_CUDA_LAUNCHED(op);
 }
 
 template <typename T, int E>
-static enum ps_status launch_whole(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
-                                   bool backward)
+static enum ps_status launch_whole(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
-    return x.pieces == 1   ? launch_whole<T, E, 1>(c, op, x, backward)
-           : x.pieces == 2 ? launch_whole<T, E, 2>(c, op, x, backward)
-                           : launch_whole<T, E, 3>(c, op, x, backward);
+    return x.pieces == 1   ? launch_whole<T, E, 1>(c, op, x)
+           : x.pieces == 2 ? launch_whole<T, E, 2>(c, op, x)
+                           : launch_whole<T, E, 3>(c, op, x);
 }
 
 template <typename T>
-enum ps_status ps_long16_whole(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x, bool backward)
+enum ps_status ps_long16_whole(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
-    return x.e <= 16   ? launch_whole<T, 16>(c, op, x, backward)
-           : x.e <= 32 ? launch_whole<T, 32>(c, op, x, backward)
-           : x.e <= 48 ? launch_whole<T, 48, 1>(c, op, x, backward)
-           : x.e <= 64 ? launch_whole<T, 64, 1>(c, op, x, backward)
-           : x.e <= 96 ? launch_whole<T, 96, 1>(c, op, x, backward)
-                       : launch_whole<T, 128, 1>(c, op, x, backward);
+    return x.e <= 16   ? launch_whole<T, 16>(c, op, x)
+           : x.e <= 32 ? launch_whole<T, 32>(c, op, x)
+           : x.e <= 48 ? launch_whole<T, 48, 1>(c, op, x)
+           : x.e <= 64 ? launch_whole<T, 64, 1>(c, op, x)
+           : x.e <= 96 ? launch_whole<T, 96, 1>(c, op, x)
+                       : launch_whole<T, 128, 1>(c, op, x);
 }
 
-template enum ps_status ps_long16_whole<ps_bf16>(const struct ps_cuda_context *, const char *, const struct ps_attention_launch &,
-                                                 bool);
-template enum ps_status ps_long16_whole<ps_fp16>(const struct ps_cuda_context *, const char *, const struct ps_attention_launch &,
-                                                 bool);
+template enum ps_status ps_long16_whole<ps_bf16>(const struct ps_cuda_context *, const char *, const struct ps_attention_launch &);
+template enum ps_status ps_long16_whole<ps_fp16>(const struct ps_cuda_context *, const char *, const struct ps_attention_launch &);
 
 #endif

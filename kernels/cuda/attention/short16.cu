@@ -1,4 +1,5 @@
-/* Attention of 16 bits for short sequences, N up to 64: scores, weights and their gradients stay in a warp's registers.
+/* Attention of 16 bits for short sequences, N up to 64, and where all rows are boxes up to 128, backward of heads of 8 up to 96:
+ * scores, weights and their gradients stay in a warp's registers.
  *
  * A block takes a group of heads of one sequence or several: it brings their rows to shared memory once and takes the results back
  * the same way (short16_rows.cuh). Forward a warp owns 16 queries of a head. Backward it owns first 16 keys: with scores turned, 16
@@ -475,11 +476,16 @@ static int width_of(const struct ps_cuda_context *c, const struct ps_attention_l
     return !in_boxes(c, x, backward) || !fit(wide ? 128 : 64) ? 0 : wide ? 128 : 64;
 }
 
-enum { MOST_PATCHES = 64 };
+/* Scores of more than 64 patches fit a warp's registers, but not many blocks' rows by threads a multiprocessor's shared memory;
+ * backward long16 is the faster then but for narrow heads. */
+enum { BY_THREADS = 64, MOST_BACKWARD = 96, MOST_PATCHES = 128 };
 
 bool ps_cuda_attention_short16_wanted(const struct ps_kernels *k, const struct ps_attention_call *call)
 {
-    return k->real != PS_F32 && call->x.patches <= MOST_PATCHES && near(call->x);
+    const struct ps_attention_launch &x = call->x;
+    const int most = !call->backward ? MOST_PATCHES : x.e <= 8 ? MOST_BACKWARD : BY_THREADS;
+    return k->real != PS_F32 && near(x) &&
+           (x.patches <= BY_THREADS || (x.patches <= most && width_of(ps_cuda(k), x, call->backward) > 0));
 }
 
 template <typename T, int TILES, int W, bool NARROW, bool BACKWARD>
@@ -521,6 +527,7 @@ template <typename T, int TILES, bool BACKWARD>
 static enum ps_status launch_rows(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
     const int width = width_of(c, x, BACKWARD);
+    constexpr int WIDE = BACKWARD && 16 * TILES > BY_THREADS ? 64 : 128; /* of more patches only narrow heads are wanted */
     if constexpr (!BACKWARD) {
         if (x.columns == 8 && width == 128) {
             return launch_boxed<T, TILES, 128, true, BACKWARD>(c, op, x);
@@ -528,17 +535,24 @@ static enum ps_status launch_rows(const struct ps_cuda_context *c, const char *o
     }
     if (width > 0) {
         return x.columns == 8 ? launch_boxed<T, TILES, 64, true, BACKWARD>(c, op, x)
-               : width == 128 ? launch_boxed<T, TILES, 128, false, BACKWARD>(c, op, x)
+               : width == 128 ? launch_boxed<T, TILES, WIDE, false, BACKWARD>(c, op, x)
                               : launch_boxed<T, TILES, 64, false, BACKWARD>(c, op, x);
     }
-    return x.unit < 16 ? launch_copied<T, TILES, false, BACKWARD>(c, op, x) : launch_copied<T, TILES, true, BACKWARD>(c, op, x);
+    if constexpr (16 * TILES <= BY_THREADS) {
+        return x.unit < 16 ? launch_copied<T, TILES, false, BACKWARD>(c, op, x) : launch_copied<T, TILES, true, BACKWARD>(c, op, x);
+    } else {
+        return PS_UNSUPPORTED; /* was not wanted */
+    }
 }
 
 template <typename T, bool BACKWARD>
 static enum ps_status launch_size(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
-    static enum ps_status (*const sizes[])(const struct ps_cuda_context *, const char *, const struct ps_attention_launch &) = {
-        launch_rows<T, 1, BACKWARD>, launch_rows<T, 2, BACKWARD>, launch_rows<T, 3, BACKWARD>, launch_rows<T, 4, BACKWARD>};
+    constexpr int MOST = (BACKWARD ? MOST_BACKWARD : MOST_PATCHES) / 16, LAST = std::min(7, MOST);
+    typedef enum ps_status size(const struct ps_cuda_context *, const char *, const struct ps_attention_launch &);
+    static size *const sizes[] = {launch_rows<T, 1, BACKWARD>,    launch_rows<T, 2, BACKWARD>,   launch_rows<T, 3, BACKWARD>,
+                                  launch_rows<T, 4, BACKWARD>,    launch_rows<T, 5, BACKWARD>,   launch_rows<T, 6, BACKWARD>,
+                                  launch_rows<T, LAST, BACKWARD>, launch_rows<T, MOST, BACKWARD>};
     static_assert(sizeof sizes / sizeof *sizes == MOST_PATCHES / 16, "one for every 16 patches");
     return sizes[tiles_of(x) - 1](c, op, x);
 }
