@@ -13,6 +13,7 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/cuda/context.cuh"
 #include "kernels/cuda/encoder/request.cuh"
@@ -79,30 +80,31 @@ static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder
     return status;
 }
 
+/* What a plan depends on. */
+struct plan_key {
+    int64_t sequences, patches, d_model, n_heads, d_ff, layers, plain, dropout, norm, norm_place, activation, residual_attention;
+};
+
+static struct plan_key key_of(const struct ps_encoder_request *r)
+{
+    return {r->sequences, r->patches,    r->d_model,    r->n_heads,
+            r->d_ff,      r->layers,     is_plain(r),   r->dropout.threshold != 0,
+            r->norm,      r->norm_place, r->activation, r->residual_attention};
+}
+
 /* A plan for each number of sequences of each model that the table has served. */
 struct ps_encoder_planned {
     struct ps_encoder_planned *next;
-    int64_t sequences, patches, d_model, n_heads, d_ff, layers;
-    bool dropout;
-    enum ps_norm norm;
-    enum ps_norm_place norm_place;
-    enum ps_activation activation;
-    int residual_attention;
+    struct plan_key key;
     struct ps_encoder_plan plan;
 };
-
-static bool same_plan(const struct ps_encoder_planned *p, const struct ps_encoder_request *r)
-{
-    return p->sequences == r->sequences && p->patches == r->patches && p->d_model == r->d_model && p->n_heads == r->n_heads &&
-           p->d_ff == r->d_ff && p->layers == r->layers && p->dropout == (r->dropout.threshold != 0) && p->norm == r->norm &&
-           p->norm_place == r->norm_place && p->activation == r->activation && p->residual_attention == r->residual_attention;
-}
 
 static enum ps_status plan_of(const struct ps_kernels *k, const struct ps_encoder_request *r, const struct ps_encoder_plan **plan)
 {
     struct ps_cuda_context *c = ps_cuda(k);
+    const struct plan_key key = key_of(r);
     for (struct ps_encoder_planned *p = c->encoder_plans; p; p = p->next) {
-        if (same_plan(p, r)) {
+        if (memcmp(&p->key, &key, sizeof key) == 0) {
             *plan = &p->plan;
             return PS_OK;
         }
@@ -111,19 +113,7 @@ static enum ps_status plan_of(const struct ps_kernels *k, const struct ps_encode
     if (!p) {
         return ps_fail(PS_DEVICE, "encoder: out of host memory");
     }
-    *p = {c->encoder_plans,
-          r->sequences,
-          r->patches,
-          r->d_model,
-          r->n_heads,
-          r->d_ff,
-          r->layers,
-          r->dropout.threshold != 0,
-          r->norm,
-          r->norm_place,
-          r->activation,
-          r->residual_attention,
-          {}};
+    *p = {c->encoder_plans, key, {}};
     const enum ps_status status = choose(k, r, &p->plan);
     if (status != PS_OK) {
         free(p);
