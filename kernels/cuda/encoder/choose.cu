@@ -9,7 +9,7 @@
  *                  d up to 32, N up to 16, or d 64 and e 4   resident/resident.cuh            embedding
  *                  d up to 128, e up to 32, N up to 64       streamed/real16.cuh              layers
  *                  the paper's: d 16, N up to 128, BatchNorm resident/d16_halves.cu           embedding, loss
- *     tf32         d 64, e 16, f 128 or 256, N up to 16      resident/d64_short_tf32.cu       layers
+ *     tf32         d 64, e 16, f 128 or 256, N up to 16      resident/d64_short.cu            layers
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,10 +43,12 @@ static const struct choice {
     bool (*when)(const struct ps_encoder_request *r); /* NULL: asked whatever the shape */
 } choices[] =
     {
+        {PS_PRECISION_BF16, &ps_encoder_d64_bf16, NULL},
         {PS_PRECISION_BF16, &ps_encoder_resident_bf16, narrow_or_short},
         {PS_PRECISION_BF16, &level_bf16::ps_encoder_streamed, NULL},
         {PS_PRECISION_BF16, &ps_encoder_resident_bf16, wide_and_long},
-        {PS_TF32, &ps_encoder_resident_halves, NULL},
+        {PS_TF32, &ps_encoder_d64_tf32, NULL},
+        {PS_FP16, &ps_encoder_d64_fp16, NULL},
         {PS_FP16, &ps_encoder_resident_fp16, narrow_or_short},
         {PS_FP16, &level_fp16::ps_encoder_streamed, NULL},
         {PS_FP16, &ps_encoder_resident_fp16, wide_and_long},

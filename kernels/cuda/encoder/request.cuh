@@ -92,8 +92,8 @@ enum ps_status ps_encoder_tf32_take(const struct ps_kernels *k, const struct ps_
 /* The bits of dy's largest magnitude, onto what is at `peak`. */
 enum ps_status ps_encoder_tf32_peak(const struct ps_kernels *k, const struct ps_encoder_request *e, unsigned *peak);
 
-extern const struct ps_encoder_family ps_encoder_halves_bf16, ps_encoder_halves_fp16, ps_encoder_resident_bf16,
-    ps_encoder_resident_fp16, ps_encoder_resident_halves; /* tf32 with fp16 operands */
+extern const struct ps_encoder_family ps_encoder_d64_bf16, ps_encoder_d64_fp16, ps_encoder_d64_tf32, ps_encoder_halves_bf16,
+    ps_encoder_halves_fp16, ps_encoder_resident_bf16, ps_encoder_resident_fp16;
 
 namespace level_bf16
 {

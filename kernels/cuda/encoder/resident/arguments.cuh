@@ -125,7 +125,7 @@ template <class T> struct encoder {
     const T *weights;
     const float *parameters;
     float *gradients;
-    void *u, *du; /* of T, but of float in encoder/resident/d64_short_tf32.cu */
+    void *u, *du; /* of T, but of float where encoder/resident/d64_short.cu serves tf32 */
     const void *dy;
     float *lse;                                                /* [layers, heads, R]: log2 of softmax's sums */
     uint32_t *masks;                                           /* [layers, tiles, f/16 + 2d/16, 8] */

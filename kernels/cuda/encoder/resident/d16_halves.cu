@@ -234,7 +234,7 @@ static size_t halves_workspace_bytes(const struct ps_kernels *k, const struct ps
 {
     const struct halves_plan &p = plan_of(plan);
     const struct ps_cuda_context *c = ps_cuda(k);
-    const size_t embed = (size_t)c->multiprocessors * (size_t)embed_rows_of((int)e->patch_len, (int)e->patches) * D * sizeof(float);
+    const size_t embed = (size_t)c->multiprocessors * embed_sum_bytes(e);
     const size_t backward = gradients_bytes(p) + pieces_bytes(e, p) + partial_bytes(c, e) + embed;
     return sums_bytes(c) + (backward > kept_bytes(e, p) ? backward : kept_bytes(e, p));
 }

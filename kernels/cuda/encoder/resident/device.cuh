@@ -953,15 +953,10 @@ static inline int64_t ps_resident_units(const struct ps_encoder_request *e)
     return (e->sequences + ps_resident_sequences(e) - 1) / ps_resident_sequences(e);
 }
 
-/* Bytes of what is kept: softmax's sums; encoder/resident/d64_short.cu's deviations; dropout's masks, of units of so many tiles. */
+/* Bytes of what is kept: softmax's sums; dropout's masks, of units of so many tiles. */
 static inline size_t ps_resident_lse_bytes(const struct ps_encoder_request *e)
 {
     return ((size_t)(e->layers * e->n_heads * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256;
-}
-
-static inline size_t ps_resident_deviation_bytes(const struct ps_encoder_request *e)
-{
-    return ((size_t)(e->layers * 2 * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256;
 }
 
 static inline size_t ps_resident_mask_bytes(const struct ps_encoder_request *e, int64_t tiles)
@@ -1012,32 +1007,9 @@ template <class T> static inline encoder<T> ps_resident_of(const struct ps_encod
     return x;
 }
 
-/* ---- encoder/resident/d64_short.cu, of 16 bits; S: of the stream in memory, T or float ---- */
-
-/* Floats of a unit's windows that it has room for: where the unit's rows of a panel will lie. */
-enum { D64_WINDOW_FLOATS = 16 * 128 / 4 };
-
-/* Its workspace begins with counters: tickets of products' jobs taken, products' jobs done and parts of W_h's gradient, blocks that
- * wait for nothing any more, tickets of slices taken; the place in the order of windows that a forward expects of the next one, 8
- * bytes, or, where the stream is of fp32, the bits of dy's largest magnitude, found before backward, whose last kernel takes it
- * away; then flags [layers, groups]. All but the flags are zero before a step. */
-enum { TICKETS, DONE, ENDED, SLICE_TICKETS, AHEAD, PEAK = AHEAD, FLAGS = 6 };
-
-/* Whether it serves these sizes, with so much shared memory a block. */
-bool ps_encoder_d64_fits(const struct ps_encoder_request *e);
-bool ps_encoder_d64_serves(const struct ps_encoder_request *e, int shared);
-int ps_encoder_d64_blocks(int64_t units, int multiprocessors);
-/* Whether forward can do the head. */
-bool ps_encoder_d64_heads(const struct ps_encoder_request *e, int blocks, int shared);
-size_t ps_encoder_d64_workspace(const struct ps_encoder_request *e, int64_t units, int multiprocessors);
-template <class S, class T>
-enum ps_status ps_encoder_d64_forward(const encoder<T> &x, char *workspace, int multiprocessors, cudaStream_t stream);
-template <class S, class T>
-enum ps_status ps_encoder_d64_backward(const encoder<T> &x, char *workspace, int multiprocessors, cudaStream_t stream);
-
 /* ---- encoder/resident/d16_e4_f128.cu, of 16 bits ---- */
 
-/* Of a block; and as above. */
+/* Of a block; floats of a unit's windows that it has room for: where its keys and values will lie. */
 enum { D16_LEAST_UNITS = 4, D16_WINDOW_FLOATS = 1536 };
 
 /* Whether it serves these sizes; with so much shared memory for so many units a block. */

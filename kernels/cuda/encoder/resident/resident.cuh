@@ -22,8 +22,8 @@
  * and tanh, no Philox, 330 products. Forward writes 3.6 MB of u, 3.6 MB of r, 1.8 MB of sums, 2.6 MB of bits; partial gradients
  * 7.9 MB.
  *
- * d_ff, the head's size and what is staged are told at run time. encoder/resident/d64_short.cu serves d_model 64 with heads of 16
- * columns and N <= 16, encoder/resident/d16_e4_f128.cu d_model 16 with heads of 4 columns and N from 33 to 48.
+ * d_ff, the head's size and what is staged are told at run time. encoder/resident/d16_e4_f128.cu serves d_model 16 with heads of 4
+ * columns and N from 33 to 48.
  *
  * The kernels are general_forward.cuh, general_backward.cuh and block_sums.cuh; here is the host's side. */
 #ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_RESIDENT_CUH
@@ -78,7 +78,7 @@ struct plan {
     int tiles, unit_rows; /* of a unit */
     int64_t units;
     int block_units, resident, staged, blocks, threads;
-    int d64_short, d16_e4_f128; /* that file's kernels, not the general ones */
+    int d16_e4_f128; /* that file's kernels, not the general ones */
     int multiprocessors;
     size_t shared;
 };
@@ -113,14 +113,6 @@ static enum ps_status plan_make(const struct ps_cuda_context *c, const struct ps
 {
     const int multiprocessors = c->multiprocessors, shared = c->shared_bytes;
     int64_t best_rounds = INT64_MAX;
-    if (sizes_fit(e) && ps_encoder_d64_serves(e, shared)) {
-        *best = {};
-        units_of(e, best);
-        best->d64_short = 1;
-        best->blocks = ps_encoder_d64_blocks(best->units, multiprocessors);
-        best->multiprocessors = multiprocessors;
-        return PS_OK;
-    }
     if (sizes_fit(e) && ps_encoder_d16_serves(e)) {
         *best = {};
         units_of(e, best);
@@ -179,23 +171,18 @@ static enum ps_status plan_make(const struct ps_cuda_context *c, const struct ps
     return PS_OK;
 }
 
-/* What is kept, in order: r, lse, encoder/resident/d64_short.cu's deviations, masks, the embedding's masks. */
+/* What is kept, in order: r, lse, masks, the embedding's masks. */
 template <class T> static size_t kept_r(const struct ps_encoder_request *e)
 {
     return ((size_t)(e->layers * e->sequences * e->patches * e->d_model) * sizeof(T) + 255) / 256 * 256;
-}
-
-static size_t kept_deviations(const struct ps_encoder_request *e)
-{
-    return ps_encoder_d64_fits(e) ? ps_resident_deviation_bytes(e) : 0;
 }
 
 /* The batch size decides which kernels run: the larger of what they keep. */
 template <class T> static size_t kept_bytes(const struct ps_encoder_request *e, const struct plan &p)
 {
     const int64_t words = e->dropout.threshold ? p.units * p.tiles * (e->d_model / 16) * 8 : 0; /* the embedding's */
-    const size_t bytes = kept_r<T>(e) + ps_resident_lse_bytes(e) + kept_deviations(e) + ps_resident_mask_bytes(e, p.tiles) +
-                         (size_t)words * sizeof(uint32_t);
+    const size_t bytes =
+        kept_r<T>(e) + ps_resident_lse_bytes(e) + ps_resident_mask_bytes(e, p.tiles) + (size_t)words * sizeof(uint32_t);
     const size_t d16 = ps_encoder_d16_serves(e) ? ps_encoder_d16_kept_bytes(e) : 0;
     return bytes > d16 ? bytes : d16;
 }
@@ -210,11 +197,6 @@ static size_t counter_bytes(const struct ps_encoder_request *e)
 static size_t sums_bytes(const struct ps_encoder_request *e)
 {
     return (size_t)e->layers * (size_t)layer_sums((int)e->d_model, (int)e->d_ff) * sizeof(float);
-}
-
-static size_t embed_sums(const struct ps_encoder_request *e)
-{
-    return (size_t)embed_rows_of((int)e->patch_len, (int)e->patches) * (size_t)e->d_model * sizeof(float);
 }
 
 static size_t norm_bytes(const struct ps_encoder_request *e)
@@ -233,15 +215,10 @@ static const struct plans &plans_of(const struct ps_encoder_plan *plan)
     return *(const struct plans *)plan->own;
 }
 
-/* As measured (docs/benchmarks.md). A unit of d64_short costs the same whatever its 16 rows hold, so level gemm is faster at many
- * that are not full. Instructions bound the general kernels, so there it is from so many rows a multiprocessor on; never at d_model
- * 16, nor at 32 where several sequences share a tile. */
-static bool is_slower(const struct ps_encoder_request *e, const struct plan *p, int multiprocessors)
+/* As measured (docs/benchmarks.md). Instructions bound the general kernels, so level gemm is faster from so many rows a
+ * multiprocessor on; never at d_model 16, nor at 32 where several sequences share a tile. */
+static bool is_slower(const struct ps_encoder_request *e, int multiprocessors)
 {
-    if (p->d64_short) {
-        const int64_t full = 15, filled = ps_resident_sequences(e) * e->patches;
-        return ps_resident_units(e) * (full - filled) > 66 * multiprocessors;
-    }
     const bool wide_hidden = e->d_ff > 128;
     const int64_t rows = e->sequences * e->patches / multiprocessors;
     const int64_t most = wide_hidden && e->patches <= 48 ? 170 : 400;
@@ -259,8 +236,8 @@ static enum ps_status resident_plan(const struct ps_kernels *k, const struct ps_
         return ps_fail(PS_DEVICE, "encoder: out of host memory");
     }
     memcpy(plan->own, &p, sizeof p);
-    plan->slower = is_slower(e, &p.forward, ps_cuda(k)->multiprocessors);
-    plan->kernels = p.forward.d64_short ? "resident/d64_short" : p.forward.d16_e4_f128 ? "resident/d16_e4_f128" : "resident";
+    plan->slower = is_slower(e, ps_cuda(k)->multiprocessors);
+    plan->kernels = p.forward.d16_e4_f128 ? "resident/d16_e4_f128" : "resident";
     plan->kept_bytes = kept_bytes<T>(e, p.forward);
     return PS_OK;
 }
@@ -272,9 +249,6 @@ template <class T> static bool can_embed(const struct ps_encoder_request *e, con
         return false;
     }
     const int64_t d = e->d_model, floats = p.unit_rows / e->patches * e->seq_len;
-    if (p.d64_short) {
-        return floats <= D64_WINDOW_FLOATS;
-    }
     if (p.d16_e4_f128) {
         return floats <= D16_WINDOW_FLOATS;
     }
@@ -295,9 +269,6 @@ static enum ps_encoder_span resident_span(const struct ps_kernels *k, const stru
     if (p.blocks > PS_PARTIAL_BLOCKS || e->pred_len < 1) {
         return PS_SPAN_EMBEDDING;
     }
-    if (p.d64_short) {
-        return ps_encoder_d64_heads(e, p.blocks, shared) ? PS_SPAN_UPDATE : PS_SPAN_EMBEDDING;
-    }
     return p.d16_e4_f128 && ps_encoder_d16_heads(e, p.block_units, shared) ? PS_SPAN_LOSS : PS_SPAN_EMBEDDING;
 }
 
@@ -308,42 +279,8 @@ static size_t resident_workspace_bytes(const struct ps_kernels *, const struct p
     const struct plan &p = plans_of(plan).backward;
     /* A shorter batch may have more blocks, of fewer units each: 980 units are 123 blocks of 8, 660 are 132 of 5. */
     const size_t blocks = p.units < p.multiprocessors ? p.units : p.multiprocessors;
-    const size_t embed = can_embed<T>(e, p) ? blocks * embed_sums(e) : 0;
-    if (p.d64_short) {
-        return ps_encoder_d64_workspace(e, p.units, p.multiprocessors) + embed;
-    }
+    const size_t embed = can_embed<T>(e, p) ? blocks * embed_sum_bytes(e) : 0;
     return counter_bytes(e) + norm_bytes(e) + (blocks + 1) * sums_bytes(e) + embed;
-}
-
-template <class T> static void head_make(const struct ps_encoder_request *e, encoder_head<T> *x, struct d64_head *rest)
-{
-    const struct ps_head_gradient *g = e->head_gradient;
-    head_step_make(e, x);
-    if (g) {
-        rest->d_weight = (float *)g->d_weight.data;
-        rest->d_bias = (float *)g->d_bias.data;
-        x->dx = (T *)g->dx.data;
-        x->partials = (double *)g->partials.data;
-        x->rows = (int)g->partials.size[0];
-        x->horizon = (int)e->pred_len;
-        rest->state = g->state;
-        rest->loss_scale = (double)g->batch / ((double)e->sequences * (double)e->pred_len);
-        rest->batch = g->batch;
-    }
-}
-
-template <class T> static void update_make(const struct ps_encoder_request *e, d64_update<T> *x)
-{
-    const struct ps_adamw *u = e->update;
-    if (u) {
-        x->parameters = (float *)u->parameters.data;
-        x->m = (float *)u->m.data;
-        x->v = (double *)u->v.data;
-        x->copy = (T *)u->copy.data;
-        x->learning_rates = (const double *)u->learning_rates.data;
-        x->state = u->state;
-        x->plain = ps_adamw_plain_of(u);
-    }
 }
 
 template <class T> static encoder<T> arguments_make(const struct ps_encoder_request *e, const struct plan *p)
@@ -362,15 +299,13 @@ template <class T> static encoder<T> arguments_make(const struct ps_encoder_requ
         char *kept = (char *)e->kept;
         x.general.r = (T *)kept;
         x.lse = (float *)(kept + kept_r<T>(e));
-        x.d64.rstd = (float *)(kept + kept_r<T>(e) + ps_resident_lse_bytes(e));
         if (e->dropout.threshold) {
-            x.masks = (uint32_t *)(kept + kept_r<T>(e) + ps_resident_lse_bytes(e) + kept_deviations(e));
+            x.masks = (uint32_t *)(kept + kept_r<T>(e) + ps_resident_lse_bytes(e));
             x.embed.masks = (uint32_t *)((char *)x.masks + ps_resident_mask_bytes(e, p->tiles));
         }
     }
     embed_make(e, p->unit_rows / (int)e->patches, &x.embed);
-    head_make(e, &x.head, &x.d64.head);
-    update_make(e, &x.d64.update);
+    head_step_make(e, &x.head);
     return x;
 }
 
@@ -382,9 +317,6 @@ static enum ps_status resident_forward(const struct ps_kernels *k, const struct 
     const cudaStream_t stream = ps_cuda(k)->stream;
     ps_cuda(k)->ordered = false; /* `fresh` takes care of what was */
     encoder<T> x = arguments_make<T>(e, &p);
-    if (p.d64_short) {
-        return ps_encoder_d64_forward<T>(x, (char *)e->workspace, p.multiprocessors, stream);
-    }
     if (p.d16_e4_f128) {
         return ps_encoder_d16_forward(x, ps_encoder_d16_shared(e, p.block_units), stream);
     }
@@ -398,17 +330,10 @@ static enum ps_status resident_backward(const struct ps_kernels *k, const struct
 {
     const struct plan &p = plans_of(plan).backward;
     const cudaStream_t stream = ps_cuda(k)->stream;
-    /* `fresh` takes care of what was. With an update the weights have just been written: the next kernel must not prefetch them. */
-    ps_cuda(k)->ordered = e->update != NULL;
+    ps_cuda(k)->ordered = false;
     encoder<T> x = arguments_make<T>(e, &p);
     const int d = (int)e->d_model, f = (int)e->d_ff;
     char *workspace = (char *)e->workspace;
-    if (p.d64_short) {
-        if (e->embed_gradient) {
-            x.embed.partial = (float *)(workspace + ps_encoder_d64_workspace(e, p.units, p.multiprocessors));
-        }
-        return ps_encoder_d64_backward<T>(x, workspace, p.multiprocessors, stream);
-    }
     x.sums.arrived = (unsigned *)workspace;
     x.sums.norms = (float *)(workspace + counter_bytes(e));
     float *const summed = (float *)(workspace + counter_bytes(e) + norm_bytes(e));
