@@ -296,8 +296,7 @@ template <class T> static void take_dropout(encoder<T> *x, const struct ps_dropo
 
 template <class T> using halves_kernel = void(const encoder<T>, const struct halves);
 
-/* The next kernel; its sums are where those of the one before the last lie. By ps_cuda_launch, so that a kernel whose parameters or
- * step may just have been written reads nothing early. */
+/* The next kernel; its sums are where those of the one before the last lie. */
 template <class T>
 static enum ps_status halves_launch(const struct ps_kernels *k, const char *what, halves_kernel<T> *kernel, int blocks, int threads,
                                     int shared, const encoder<T> &x, struct halves &h)
@@ -307,11 +306,7 @@ static enum ps_status halves_launch(const struct ps_kernels *k, const char *what
     h.sums = other;
     h.blocks_before = h.blocks;
     h.blocks = blocks;
-    if (shared > 48 * 1024) {
-        PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, what));
-    }
-    ps_cuda_launch(ps_cuda(k), kernel, dim3((unsigned)blocks), (unsigned)threads, (size_t)shared, x, h);
-    PS_CUDA_LAUNCHED(what);
+    return ps_resident_launch(ps_cuda(k), what, kernel, (unsigned)blocks, threads, (size_t)shared, x, h);
 }
 
 template <class T, bool EMBED> static halves_kernel<T> *attention_of(int instance, bool backward)
@@ -426,9 +421,7 @@ static enum ps_status halves_backward(const struct ps_kernels *k, const struct p
         PS_TRY(halves_launch(k, what, attention_of<T>(p.instance, true, embed), p.blocks, p.threads,
                              embed ? embed_backward_bytes(e, p) : p.backward, x, h));
     }
-    return ps_resident_launch(
-        sum_kernel<T, D>, dim3((unsigned)((4 * D + 2 * x.f) * D / SUM_TILE), (unsigned)(x.layers + (e->embed_gradient ? 1 : 0))),
-        SUM_THREADS, 0, ps_cuda(k)->stream, "encoder weight gradients", x);
+    return launch_sums(ps_cuda(k), sum_kernel<T, D>, D, e->embed_gradient, x);
 }
 
 } // namespace ps_resident

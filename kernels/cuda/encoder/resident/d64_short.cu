@@ -280,9 +280,8 @@ static enum ps_status forward(const struct ps_kernels *k, const struct ps_encode
     const size_t bytes = shared_bytes(x.f, x.layers, false);
     x.head.at = (int)bytes;
     c->ordered = false; /* `fresh` takes care of what was */
-    return ps_resident_launch(kernel_of<T, S>(x, false), dim3((unsigned)x.blocks), THREADS,
-                              bytes + (x.head.weight ? head_bytes_d64(x.n, x.head.horizon) : 0), c->stream, "encoder forward", x,
-                              panels);
+    return ps_resident_launch(c, "encoder forward", kernel_of<T, S>(x, false), (unsigned)x.blocks, THREADS,
+                              bytes + (x.head.weight ? head_bytes_d64(x.n, x.head.horizon) : 0), x, panels);
 }
 
 template <class T, class S>
@@ -298,12 +297,13 @@ static enum ps_status backward(const struct ps_kernels *k, const struct ps_encod
         x.embed.partial = (float *)((char *)e->workspace + layers_workspace(e, c->multiprocessors));
     }
     PS_TRY(panels_of(x, true, &panels));
-    /* `fresh` takes care of what was. With an update the weights have just been written: the next kernel must not prefetch them. */
-    c->ordered = e->update != NULL;
-    PS_TRY(ps_resident_launch(kernel_of<T, S>(x, true), dim3((unsigned)x.blocks), THREADS, shared_bytes(x.f, x.layers, true),
-                              c->stream, "encoder backward", x, panels));
-    return ps_resident_launch(d64_weights<T, S>, dim3((unsigned)c->multiprocessors), THREADS + 32, WEIGHTS_SHARED, c->stream,
-                              "encoder weight gradients", x);
+    c->ordered = false; /* `fresh` takes care of what was */
+    PS_TRY(ps_resident_launch(c, "encoder backward", kernel_of<T, S>(x, true), (unsigned)x.blocks, THREADS,
+                              shared_bytes(x.f, x.layers, true), x, panels));
+    PS_TRY(ps_resident_launch(c, "encoder weight gradients", d64_weights<T, S>, (unsigned)c->multiprocessors, THREADS + 32,
+                              WEIGHTS_SHARED, x));
+    c->ordered = e->update != NULL; /* the weights have just been written: the next kernel must not prefetch them */
+    return PS_OK;
 }
 
 template <class T, class S>

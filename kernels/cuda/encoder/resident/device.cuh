@@ -921,25 +921,16 @@ static __device__ __forceinline__ void put_ones(float *sum, const float (&ones)[
 
 /* ---- launches ---- */
 
-/* As ps_cuda_launch does. */
+/* ps_cuda_launch, with more shared memory than a kernel has unasked. */
 template <typename... P>
-static inline enum ps_status ps_resident_launch(void (*kernel)(P...), dim3 grid, int threads, size_t shared, cudaStream_t stream,
-                                                const char *what, const P &...arguments)
+static inline enum ps_status ps_resident_launch(const struct ps_cuda_context *c, const char *what, void (*kernel)(P...), dim3 grid,
+                                                int threads, size_t shared, const P &...arguments)
 {
     if (shared > 48 * 1024) {
         PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, what));
     }
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3((unsigned)threads);
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    return ps_cuda_check(cudaLaunchKernelEx(&config, kernel, arguments...), what);
+    ps_cuda_launch(c, kernel, grid, (unsigned)threads, shared, arguments...);
+    PS_CUDA_LAUNCHED(what);
 }
 
 /* Sequences of a unit, which may share a tile of 16 rows; units. */
@@ -1022,8 +1013,8 @@ bool ps_encoder_d16_heads(const struct ps_encoder_request *e, int block_units, i
 int64_t ps_encoder_d16_tiles(const struct ps_encoder_request *e);
 size_t ps_encoder_d16_layers_bytes(const struct ps_encoder_request *e);
 size_t ps_encoder_d16_kept_bytes(const struct ps_encoder_request *e);
-template <class T> enum ps_status ps_encoder_d16_forward(encoder<T> x, size_t shared, cudaStream_t stream);
-template <class T> enum ps_status ps_encoder_d16_backward(const encoder<T> &x, size_t shared, cudaStream_t stream);
+template <class T> enum ps_status ps_encoder_d16_forward(const struct ps_cuda_context *c, encoder<T> x, size_t shared);
+template <class T> enum ps_status ps_encoder_d16_backward(const struct ps_cuda_context *c, const encoder<T> &x, size_t shared);
 
 } // namespace ps_resident
 

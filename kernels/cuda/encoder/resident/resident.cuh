@@ -314,14 +314,14 @@ static enum ps_status resident_forward(const struct ps_kernels *k, const struct 
                                        const struct ps_encoder_plan *plan)
 {
     const struct plan &p = plans_of(plan).forward;
-    const cudaStream_t stream = ps_cuda(k)->stream;
-    ps_cuda(k)->ordered = false; /* `fresh` takes care of what was */
+    struct ps_cuda_context *c = ps_cuda(k);
+    c->ordered = false; /* `fresh` takes care of what was */
     encoder<T> x = arguments_make<T>(e, &p);
     if (p.d16_e4_f128) {
-        return ps_encoder_d16_forward(x, ps_encoder_d16_shared(e, p.block_units), stream);
+        return ps_encoder_d16_forward(c, x, ps_encoder_d16_shared(e, p.block_units));
     }
-    return ps_resident_launch(kernel_of((int)e->d_model, p, false, x), dim3((unsigned)p.blocks), p.threads, p.shared, stream,
-                              "encoder forward", x);
+    return ps_resident_launch(c, "encoder forward", kernel_of((int)e->d_model, p, false, x), (unsigned)p.blocks, p.threads,
+                              p.shared, x);
 }
 
 template <class T>
@@ -329,10 +329,10 @@ static enum ps_status resident_backward(const struct ps_kernels *k, const struct
                                         const struct ps_encoder_plan *plan)
 {
     const struct plan &p = plans_of(plan).backward;
-    const cudaStream_t stream = ps_cuda(k)->stream;
-    ps_cuda(k)->ordered = false;
+    struct ps_cuda_context *c = ps_cuda(k);
+    c->ordered = false;
     encoder<T> x = arguments_make<T>(e, &p);
-    const int d = (int)e->d_model, f = (int)e->d_ff;
+    const int d = (int)e->d_model;
     char *workspace = (char *)e->workspace;
     x.sums.arrived = (unsigned *)workspace;
     x.sums.norms = (float *)(workspace + counter_bytes(e));
@@ -345,14 +345,11 @@ static enum ps_status resident_backward(const struct ps_kernels *k, const struct
     }
     kernel_function<T> *const sum = d == 64 ? sum_kernel<T, 64> : d == 16 ? sum_kernel<T, 16> : sum_kernel<T, 32>;
     if (p.d16_e4_f128) {
-        PS_TRY(ps_encoder_d16_backward(x, ps_encoder_d16_shared(e, p.block_units), stream));
+        PS_TRY(ps_encoder_d16_backward(c, x, ps_encoder_d16_shared(e, p.block_units)));
     } else {
-        PS_TRY(ps_resident_launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared, stream,
-                                  "encoder backward", x));
+        PS_TRY(ps_resident_launch(c, "encoder backward", kernel_of(d, p, true, x), (unsigned)p.blocks, p.threads, p.shared, x));
     }
-    return ps_resident_launch(sum,
-                              dim3((unsigned)((4 * d + 2 * f) * d / SUM_TILE), (unsigned)(e->layers + (e->embed_gradient ? 1 : 0))),
-                              SUM_THREADS, 0, stream, "encoder weight gradients", x);
+    return launch_sums(c, sum, d, e->embed_gradient, x);
 }
 
 template <class T>
