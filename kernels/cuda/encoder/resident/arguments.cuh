@@ -132,7 +132,7 @@ template <class T> struct encoder {
     float scale, scale_log2e, epsilon;                         /* scale = 1 / sqrt(e) */
     uint32_t threshold, below, minus_below, site, rows_before; /* of the batch, where ranks share one: dropout counts them */
     float drop_scale, half_scale;                              /* 1 without dropout; half of it */
-    uint32_t key[10][2];
+    struct ps_round_keys keys;
     const struct ps_step_state *state;
     encoder_embedding<T> embed;
     encoder_head<T> head;

@@ -273,7 +273,7 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
         uint32_t a[4], bits = 0xffffffffu;
         float r[2][4], y[2][4];
         if (h.hidden_threshold) {
-            const struct philox_site site = philox_site_at(x, step, x.site + 3 * h.layer + 1);
+            const uint4 site = ps_draws_begin(x.keys, x.site + 3 * h.layer + 1, step);
 #pragma unroll 1
             for (int half = 0; half < x.f / 64; half++) {
                 words[half * 32] = draw_hidden(x, h.hidden_below, h.hidden_minus_below, site, row, x.f, half, at.q);

@@ -103,7 +103,7 @@ template <class T> static __device__ __forceinline__ struct tag *tag_at(const en
 
 template <class T> static __device__ __forceinline__ struct tag tag_of(const encoder<T> &x, uint64_t step)
 {
-    return {step + 1, (uint64_t)x.key[0][1] << 32 | x.key[0][0], (uint64_t)x.site << 32 | x.below,
+    return {step + 1, (uint64_t)x.keys.y[0] << 32 | x.keys.x[0], (uint64_t)x.site << 32 | x.below,
             (uint64_t)x.rows_before << 32 | (uint32_t)(x.n << 16 | x.block_units)};
 }
 
@@ -120,18 +120,17 @@ template <class T> static __device__ __forceinline__ struct ahead *ahead_at(cons
 
 /* Masks of columns 64 half .. 64 half + 63 of the tile's hidden values, d_ff of them a row, whose row g is `first` of the batch. */
 template <class T>
-static __device__ __forceinline__ uint32_t draw_hidden(const encoder<T> &x, uint32_t below, uint32_t minus_below,
-                                                       const struct philox_site &site, uint32_t first, int f, int half, int q)
+static __device__ __forceinline__ uint32_t draw_hidden(const encoder<T> &x, uint32_t below, uint32_t minus_below, uint4 site,
+                                                       uint32_t first, int f, int half, int q)
 {
     uint32_t bits = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int part = i / 2, h = i % 2;
-        uint32_t drawn[4];
-        philox_draw(drawn, x, site, (first + 8 * h) * (f / 8) + half * 8 + part * 4 + q);
+        const struct ps_block drawn = ps_draws_after(x.keys, site, (first + 8 * h) * (f / 8) + half * 8 + part * 4 + q);
 #pragma unroll
         for (int t = 0; t < 4; t++) {
-            bits += ps_kept2(drawn[t], below, minus_below) << (t + 4 * h + 8 * part);
+            bits += ps_kept2(drawn.word[t], below, minus_below) << (t + 4 * h + 8 * part);
         }
     }
     return bits;
@@ -142,7 +141,7 @@ template <class T>
 static __device__ __forceinline__ void draw_tile(uint32_t (&words)[3], const encoder<T> &x, uint64_t step, int layer,
                                                  uint32_t first, int q)
 {
-    const struct philox_site hidden = philox_site_at(x, step, x.site + 3 * layer + 1);
+    const uint4 hidden = ps_draws_begin(x.keys, x.site + 3 * layer + 1, step);
     first += x.rows_before;
 #pragma unroll 1
     for (int half = 0; half < 2; half++) {

@@ -768,51 +768,18 @@ static __device__ __forceinline__ void keep_log_sums(const encoder<T> &x, int la
 
 /* ---- dropout ---- */
 
-/* Philox4x32-10 (Salmon et al. 2011) counted by (block, site, step): what its first three rounds have that block does not change.
- */
-struct philox_site {
-    uint32_t step_high, first, second_low, second_high;
-};
-
-template <class T>
-static __device__ __forceinline__ struct philox_site philox_site_at(const encoder<T> &x, uint64_t step, uint32_t site)
-{
-    const uint64_t b = (uint64_t)0xCD9E8D57u * (uint32_t)step;
-    const uint64_t a = (uint64_t)0xD2511F53u * ((uint32_t)(b >> 32) ^ site ^ x.key[0][0]);
-    return {(uint32_t)(step >> 32) ^ x.key[0][1], (uint32_t)b ^ x.key[1][0], (uint32_t)a ^ x.key[2][1],
-            (uint32_t)(a >> 32) ^ x.key[1][1]};
-}
-
-template <class T>
-static __device__ __forceinline__ void philox_draw(uint32_t (&c)[4], const encoder<T> &x, const struct philox_site &s,
-                                                   uint32_t block)
-{
-    uint64_t a = (uint64_t)0xD2511F53u * block, b = (uint64_t)0xCD9E8D57u * ((uint32_t)(a >> 32) ^ s.step_high);
-    c[0] = (uint32_t)(b >> 32) ^ s.first;
-    c[1] = (uint32_t)b;
-    c[2] = (uint32_t)a ^ s.second_high;
-    c[3] = s.second_low; /* key and all */
-#pragma unroll
-    for (int i = 2; i < 10; i++) {
-        a = (uint64_t)0xD2511F53u * c[0];
-        b = (uint64_t)0xCD9E8D57u * c[2];
-        c[0] = (uint32_t)(b >> 32) ^ c[1] ^ x.key[i][0];
-        c[1] = (uint32_t)b;
-        c[2] = (uint32_t)(a >> 32) ^ (i == 2 ? c[3] : c[3] ^ x.key[i][1]);
-        c[3] = (uint32_t)a;
-    }
-}
-
 /* Masks of 16 columns of the tile, all of them in each lane, moved down by q: element (g + 8h, 8t + 2q + i) of a pair of tiles t is
  * kept when bit 8h + 4t + 16i is set. Each lane draws one block of 8 elements: row g + 8 (q / 2), tile q % 2. */
 template <class T>
 static __device__ __forceinline__ uint32_t draw_masks(const encoder<T> &x, uint32_t below, uint32_t minus_below, uint64_t step,
                                                       uint32_t site, uint32_t block, int q)
 {
-    uint32_t c[4];
-    philox_draw(c, x, philox_site_at(x, step, site), block);
-    uint32_t bits = ps_kept2(c[0], below, minus_below) + 2 * ps_kept2(c[1], below, minus_below) +
-                    4 * ps_kept2(c[2], below, minus_below) + 8 * ps_kept2(c[3], below, minus_below);
+    const struct ps_block drawn = ps_draws_after(x.keys, ps_draws_begin(x.keys, site, step), block);
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        bits += ps_kept2(drawn.word[i], below, minus_below) << i;
+    }
     bits <<= 4 * q;
     bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
     bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
@@ -989,10 +956,7 @@ template <class T> static inline encoder<T> ps_resident_of(const struct ps_encod
     x.rows_before = ps_rows_before(e);
     x.drop_scale = x.threshold ? e->dropout.scale : 1.0f;
     x.half_scale = 0.5f * x.drop_scale;
-    for (uint32_t i = 0; i < 10; i++) { /* Philox's key schedule */
-        x.key[i][0] = (uint32_t)e->dropout.seed + i * 0x9E3779B9u;
-        x.key[i][1] = (uint32_t)(e->dropout.seed >> 32) + i * 0xBB67AE85u;
-    }
+    x.keys = ps_round_keys_make(e->dropout.seed);
     x.state = e->dropout.state;
     x.d64.fresh = e->fresh;
     return x;
