@@ -12,17 +12,6 @@ namespace ps_resident
 /* K and V of a unit: 6 x 8 rows by 4 matrices: columns of the first pair of heads and of the second, of K and of V. */
 enum { KV_BYTES = 6 * KV_ROW };
 
-/* u += scale x where kept; bit 8h + 4t + 16i of bits is element (g + 8h, 8t + 2q + i). */
-static __device__ __forceinline__ void add_where(float (&u)[2][4], const float (&x)[2][4], uint32_t bits, float scale)
-{
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        if (bits & 1u << (i % 4 / 2 * 8 + i % 2 * 16 + i / 4 * 4)) {
-            u[i / 4][i % 4] = fmaf(x[i / 4][i % 4], scale, u[i / 4][i % 4]);
-        }
-    }
-}
-
 /* The first values of a unit's window, EARLY a thread, and its thread's target, on their way; known: they exist. */
 enum { EARLY = 4 };
 
@@ -231,7 +220,7 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
         const d16_place<T> again = place_again(x);
         /* u = r = u + drop(merged W_o + b_o) */
         project16(c, a, w.w_o, LD, w.b_o, again);
-        add_where(u, c, words[2], x.drop_scale);
+        add_kept(u, c, words[2], x.drop_scale);
 
         /* u = r + drop(drop(gelu(LN2(r) W_1 + b_1)) W_2 + b_2) */
         normalise(xhat, rstd, u, x.epsilon, NULL, again);
@@ -257,7 +246,7 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
         set_bias(xhat[0], w.b_2, again.q);
         set_bias(xhat[1], w.b_2 + 4, again.q);
         scale_add_rows(c, x.half_scale, xhat);
-        add_where(u, c, words[2] >> 1, x.drop_scale);
+        add_kept(u, c, words[2] >> 1, x.drop_scale);
     }
     if (DROP && x.d16.kept && !drawn && threadIdx.x == 0) {
         *tag_at(x, step) = tag_of(x, step);

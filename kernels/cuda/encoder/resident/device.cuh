@@ -830,12 +830,14 @@ template <class O> static __device__ __forceinline__ void drop_operand(O (&a)[4]
     }
 }
 
-/* u += scale x where kept. */
+/* u += scale x where kept: element (g + 8h, 8t + 2q + i) where bit 8h + 4t + 16i is set. */
 static __device__ __forceinline__ void add_kept(float (&u)[2][4], const float (&x)[2][4], uint32_t bits, float scale)
 {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        u[i / 4][i % 4] += bits >> (i % 4 / 2 * 8 + i % 2 * 16 + i / 4 * 4) & 1 ? x[i / 4][i % 4] * scale : 0.0f;
+        if (bits & 1u << (i % 4 / 2 * 8 + i % 2 * 16 + i / 4 * 4)) {
+            u[i / 4][i % 4] = fmaf(x[i / 4][i % 4], scale, u[i / 4][i % 4]);
+        }
     }
 }
 
