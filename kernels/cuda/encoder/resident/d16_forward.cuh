@@ -173,7 +173,6 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
             kv + (uint32_t)(at.tile * 2 * KV_ROW + at.lane / 8 % 2 * KV_ROW + at.lane / 16 * MATRIX + at.lane % 8 * 16);
         uint32_t last[2]; /* the operand that adds up the last probabilities */
         last_keys(last, ps_one<T>, x.n, at);
-        const uint32_t here0 = at.here[0] ? 0xffffffffu : 0u, here1 = at.here[1] ? 0xffffffffu : 0u;
         const uint32_t buffer = (uint32_t)(l % 2 * KV_BYTES);
         uint32_t a[4], q[4], words[3] = {0, 0, 0xffffffffu};
         float rstd[2], xhat[2][4], c[2][4];
@@ -190,19 +189,7 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
         }
         normalise(xhat, rstd, u, x.epsilon, NULL, at);
         scale_shift<T>(a, xhat, w.ln1_gamma, w.ln1_beta, at.q);
-        project16(c, a, w.w_qkv, LD_QKV, w.b_qkv, at);
-        scale_rows(c, x.scale_log2e);
-        pack_operand<T>(q, c[0], c[1]);
-        {
-            uint32_t packed[4];
-            project16(c, a, w.w_qkv + D, LD_QKV, w.b_qkv + D / 2, at);
-            pack_operand<T>(packed, c[0], c[1]);
-            ps_stmatrix4_at(own_rows + buffer, packed);
-            project16(c, a, w.w_qkv + 2 * D, LD_QKV, w.b_qkv + D, at);
-            pack_operand<T>(packed, c[0], c[1]);
-            packed[0] &= here0, packed[1] &= here1, packed[2] &= here0, packed[3] &= here1;
-            ps_stmatrix4_at(own_rows + buffer + 2 * MATRIX, packed);
-        }
+        project_heads<T>(q, a, w, x.scale_log2e, own_rows + buffer, at, [](int, const uint32_t(&)[4]) {});
         if (keep) {
             uint32_t packed[4];
             pack_operand<T>(packed, xhat[0], xhat[1]);
@@ -243,9 +230,7 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
         for (int half = 0; half < 2; half++) {
             feed_forward<DROP, PS_GELU_TANH>(c, a, half ? words[1] : words[0], hidden_columns(w, half), again);
         }
-        set_bias(xhat[0], w.b_2, again.q);
-        set_bias(xhat[1], w.b_2 + 4, again.q);
-        scale_add_rows(c, x.half_scale, xhat);
+        finish_hidden(c, w, x.half_scale, again);
         add_kept(u, c, words[2] >> 1, x.drop_scale);
     }
     if (DROP && x.d16.kept && !drawn && threadIdx.x == 0) {

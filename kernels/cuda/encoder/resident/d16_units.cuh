@@ -259,6 +259,52 @@ static __device__ __forceinline__ void multiply16_transposed(float (&c)[2][4], c
     ps_mma16<T>(c[1], a, b[2], b[3], c[1]);
 }
 
+/* Queries, scaled, to q, keys and values to their places, of the operand a; w: the layer's weights. left(part, operand): each,
+ * rounded. */
+template <class T, class W, class P, class LEFT>
+static __device__ __forceinline__ void project_heads(uint32_t (&q)[4], const uint32_t (&a)[4], const W &w, float scale,
+                                                     uint32_t own, const P &at, const LEFT &left)
+{
+    float y[2][4];
+    uint32_t packed[4];
+    project16(y, a, w.w_qkv, LD_QKV, w.b_qkv, at);
+    scale_rows(y, scale);
+    pack_operand<T>(q, y[0], y[1]);
+    left(0, q);
+    project16(y, a, w.w_qkv + D, LD_QKV, w.b_qkv + D / 2, at);
+    pack_operand<T>(packed, y[0], y[1]);
+    ps_stmatrix4_at(own, packed);
+    left(1, packed);
+    project16(y, a, w.w_qkv + 2 * D, LD_QKV, w.b_qkv + D, at);
+    pack_operand<T>(packed, y[0], y[1]);
+    clear_missing(packed, at);
+    ps_stmatrix4_at(own + 2 * MATRIX, packed);
+    left(2, packed);
+}
+
+/* The gradients of queries, keys and values to their places, and dx, that of what W_qkv has read. */
+template <class W, class P>
+static __device__ __forceinline__ void project_heads_backward(float (&dx)[2][4], const uint32_t (&dq)[4], const uint32_t (&dk)[4],
+                                                              const uint32_t (&dv)[4], const W &w, uint32_t own, const P &at)
+{
+    ps_stmatrix4_at(own, dq);
+    ps_stmatrix4_at(own + 2 * MATRIX, dk);
+    ps_stmatrix4_at(own + 4 * MATRIX, dv);
+    clear(dx);
+    multiply16_transposed(dx, dq, w.w_qkv, LD_QKV, at);
+    multiply16_transposed(dx, dk, w.w_qkv + D, LD_QKV, at);
+    multiply16_transposed(dx, dv, w.w_qkv + 2 * D, LD_QKV, at);
+}
+
+/* Ones beside the operands of weights' gradients, for biases: matrix 2 of each of `rows` rows of matrices. */
+template <class T> static __device__ __forceinline__ void fill_ones(char *memory, int rows, int thread, int threads)
+{
+    for (int i = thread; i < rows * 8; i += threads) {
+        *(uint4 *)(memory + i / 8 * ROWS_ROW + 2 * MATRIX + i % 8 * 16) =
+            make_uint4(ps_ones<T>(), ps_ones<T>(), ps_ones<T>(), ps_ones<T>());
+    }
+}
+
 /* Operands from 2 TILES matrices, `stride` bytes apart, of 16 TILES rows by 8 columns; p is the lane's place in the first. */
 template <bool TRANSPOSED, int TILES>
 static __device__ __forceinline__ void load_matrices(uint32_t (&r)[2 * TILES], uint32_t p, int stride)
