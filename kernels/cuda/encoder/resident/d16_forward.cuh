@@ -12,52 +12,15 @@ namespace ps_resident
 /* K and V of a unit: 6 x 8 rows by 4 matrices: columns of the first pair of heads and of the second, of K and of V. */
 enum { KV_BYTES = 6 * KV_ROW };
 
-/* The first values of a unit's window, EARLY a thread, and its thread's target, on their way; known: they exist. */
-enum { EARLY = 4 };
-
-struct early {
-    float window[EARLY], target;
-    bool known, target_known;
-};
-
+/* The thread's target, a column of the unit's sequence; NAN where there is none. */
 template <class T>
-static __device__ __forceinline__ void fetch_early(struct early &v, const encoder<T> &x, int64_t u, uint64_t cursor,
-                                                   const d16_place<T> &at)
+static __device__ __forceinline__ float fetch_target(const encoder<T> &x, int64_t u, uint64_t cursor, const d16_place<T> &at)
 {
-    const struct ps_cuda_windows &w = x.embed.windows, &t = x.head.targets;
-    const int thread = at.tile * 32 + at.lane;
-    const float *const from = window_at(x, w, cursor, (uint32_t)u);
-    const float *const target = x.head.weight ? window_at(x, t, cursor, (uint32_t)u) : NULL;
-    v.known = from;
-    v.target_known = target && thread < x.head.horizon;
-#pragma unroll
-    for (int j = 0; j < EARLY; j++) {
-        const int i = thread + j * (NT * 32);
-        v.window[j] = *(from && i < x.embed.length ? from + i * w.by_time : w.data);
-    }
-    v.target = *(v.target_known ? target + thread * t.by_time : w.data);
-}
-
-/* Those, and what is left of the window, to `values`. */
-template <class T>
-static __device__ __forceinline__ void put_window(float *values, const struct early &v, const encoder<T> &x, int64_t u,
-                                                  uint64_t cursor, const d16_place<T> &at)
-{
-    const struct ps_cuda_windows &w = x.embed.windows;
-    const int thread = at.tile * 32 + at.lane, length = x.embed.length;
-#pragma unroll
-    for (int j = 0; j < EARLY; j++) {
-        if (thread + j * (NT * 32) < length) {
-            values[thread + j * (NT * 32)] = v.known ? v.window[j] : NAN;
-        }
-    }
-    if (length > EARLY * NT * 32) {
-        const float *const from = window_at(x, w, cursor, (uint32_t)u);
-#pragma unroll 1
-        for (int i = EARLY * NT * 32 + thread; i < length; i += NT * 32) {
-            values[i] = from ? from[i * w.by_time] : NAN;
-        }
-    }
+    const struct ps_cuda_windows &t = x.head.targets;
+    const int column = at.tile * 32 + at.lane;
+    const float *from = x.head.weight && column < x.head.horizon ? window_at(x, t, cursor, (uint32_t)u) : NULL;
+    const float target = *(from ? from + column * t.by_time : x.embed.windows.data);
+    return from ? target : NAN;
 }
 
 /* The warp's place, found anew: what follows from it would fill the registers, and spills leave the multiprocessor, most of whose
@@ -82,7 +45,7 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
     at.take(x, own_unit);
     float *const values = (float *)(weights + x.layers * LAYER_BYTES + at.unit * 2 * KV_BYTES);
     struct ahead now = {0, 0};
-    struct early early = {};
+    float target = NAN;
     const bool expects = x.embed.weight && x.d16.kept;
     if (expects) {
         now = *ahead_at(x);
@@ -113,11 +76,11 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
             }
             now = found;
         }
-        fetch_early(early, x, own_unit, now.cursor, at);
+        target = fetch_target(x, own_unit, now.cursor, at);
+        gather_windows(values, x, own_unit, now.cursor, 0, at);
         if constexpr (DROP) {
             embed_bits = embed_draw(x, now.step, at);
         }
-        put_window(values, early, x, own_unit, now.cursor, at);
         at.sync();
         if (x.embed.revin) {
             ps_window_statistics<12, true>(values, x.embed.length, x.embed.epsilon, mean, deviation);
@@ -156,7 +119,7 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
         ps_mbarrier_arrive_copied(staged);
     }
     if (x.head.weight) { /* behind all layers' work */
-        stage_head_d16<D, NT>(x, (T *)(weights + x.head.at), early.target_known ? early.target : NAN);
+        stage_head_d16<D, NT>(x, (T *)(weights + x.head.at), target);
     }
 #pragma unroll 1
     for (int l = 0; l < x.layers; l++) {
