@@ -139,21 +139,8 @@ void ps_cuda_encoder_plans_free(struct ps_cuda_context *c)
 static struct ps_encoder_request request_of(const struct ps_kernels *k, const struct ps_encoder_sizes *s)
 {
     struct ps_encoder_request e = {};
-    e.n_heads = s->n_heads;
-    e.d_ff = s->d_ff;
-    e.layers = s->layers;
-    e.offsets = s->layout;
+    static_cast<struct ps_encoder_sizes &>(e) = *s;
     e.workspace = ps_cuda(k)->encoder_workspace;
-    e.dropout = s->dropout;
-    e.hidden_dropout = s->hidden_dropout;
-    e.output_dropout = s->output_dropout;
-    e.epsilon = s->epsilon;
-    e.norm = s->norm;
-    e.norm_place = s->norm_place;
-    e.activation = s->activation;
-    e.residual_attention = s->residual_attention;
-    e.training = s->training;
-    e.momentum = s->momentum;
     e.fresh = ps_cuda(k)->ordered;
     return e;
 }

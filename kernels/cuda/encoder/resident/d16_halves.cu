@@ -272,10 +272,6 @@ static void halves_make(const struct ps_kernels *k, const struct ps_encoder_requ
     h->staged = p.staged;
     h->training = e->training;
     h->residual = e->residual_attention;
-    for (int i = 0; i < 4; i++) {
-        h->running[i] = e->offsets.running[i];
-    }
-    h->running_stride = e->offsets.running_stride;
     h->momentum = e->momentum;
     h->per_row = 1.0 / (double)x->rows;
     h->unbiased = 1.0 / ((double)x->rows - 1.0);

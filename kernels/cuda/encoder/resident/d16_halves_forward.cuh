@@ -359,11 +359,10 @@ static __global__ void __launch_bounds__(halves_warps(TILES) * 32)
     }
     for (int i = (int)threadIdx.x; i < x.layers * 2 * D; i += (int)blockDim.x) {
         const int l = i / (2 * D), norm = i / D % 2, column = i % D;
-        const float *const running = h.parameters + l * h.running_stride + column;
         const float gamma = __ldcg(x.parameters + vector_at(x, norm == NORM_2 ? x.at.ln2_gamma : x.at.ln1_gamma, l) + column);
         const float beta = __ldcg(x.parameters + vector_at(x, norm == NORM_2 ? x.at.ln2_beta : x.at.ln1_beta, l) + column);
-        const float mean = __ldcg(running + h.running[2 * norm]);
-        const float scale = gamma * rsqrtf(__ldcg(running + h.running[2 * norm + 1]) + x.epsilon);
+        const float mean = __ldcg(running_of(x, h, l, 2 * norm, column));
+        const float scale = gamma * rsqrtf(__ldcg(running_of(x, h, l, 2 * norm + 1, column)) + x.epsilon);
         const halves_layer<T> w(memory + l * layer_bytes, x.f);
         w.norms.scale[norm][column] = scale;
         w.norms.shift[norm][column] = fmaf(-mean, scale, beta);

@@ -939,7 +939,7 @@ template <class T> static inline encoder<T> ps_resident_of(const struct ps_encod
     x.layers = (int)e->layers;
     x.rows = e->sequences * e->patches;
     x.units = ps_resident_units(e);
-    x.at = e->offsets;
+    x.at = e->layout;
     x.weights = (const T *)e->weights;
     x.parameters = e->parameters;
     x.gradients = e->gradients;

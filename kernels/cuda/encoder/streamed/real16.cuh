@@ -148,7 +148,7 @@ static int64_t copy_bytes_of(request *r)
 
 static struct layer_vectors vectors_of(request *r, int64_t layer)
 {
-    const struct ps_encoder_layout *at = &r->offsets;
+    const struct ps_encoder_layout *at = &r->layout;
     const float *p = r->parameters + layer * at->vector_stride;
     return {p + at->ln1_gamma, p + at->ln1_beta, p + at->b_qkv, p + at->b_o,
             p + at->ln2_gamma, p + at->ln2_beta, p + at->b_1,   p + at->b_2};
@@ -162,7 +162,7 @@ static float w_2_scale_of(request *r)
 
 static enum ps_status arguments_of(request *r, int64_t layer, struct arguments *arguments)
 {
-    const struct ps_encoder_layout *at = &r->offsets;
+    const struct ps_encoder_layout *at = &r->layout;
     const int64_t d = r->d_model, a = width_of(r), rows = elements_of(r);
     const real16 *const weights = (const real16 *)r->weights + layer * at->matrix_stride;
     const real16 *w_qkv = weights + at->w_qkv, *w_o = weights + at->w_o;
@@ -460,7 +460,7 @@ static enum ps_status backward_layer(const struct ps_cuda_context *c, request *r
         return PS_OK;
     }
     struct gradient_arguments g = gradients_of(r, plan, w, r->layers * plan.chunks - 1, true);
-    const struct ps_encoder_layout *at = &r->offsets;
+    const struct ps_encoder_layout *at = &r->layout;
     float *const x = r->gradients;
     g.gradients = {x + at->w_qkv,    x + at->w_o,   x + at->w_1,       x + at->w_2,       x + at->ln1_gamma,
                    x + at->ln1_beta, x + at->b_qkv, x + at->b_o,       x + at->ln2_gamma, x + at->ln2_beta,
@@ -493,7 +493,7 @@ static enum ps_status backward_layer(const struct ps_cuda_context *c, request *r
 /* The copies, if there are to be any. */
 static enum ps_status pad_weights(struct ps_cuda_context *c, request *r)
 {
-    const struct ps_encoder_layout *at = &r->offsets;
+    const struct ps_encoder_layout *at = &r->layout;
     const int64_t d = r->d_model, a = width_of(r);
     if (a == d) {
         return PS_OK;
