@@ -902,6 +902,18 @@ static inline enum ps_status ps_resident_launch(const struct ps_cuda_context *c,
     PS_CUDA_LAUNCHED(what);
 }
 
+/* Memory that is taken piece after piece; its size alone with `begin` NULL. */
+struct arena {
+    char *begin;
+    size_t bytes; /* so far */
+
+    template <class T> void take(T *&to, int64_t count)
+    {
+        to = (T *)(begin + bytes);
+        bytes += ((size_t)count * sizeof(T) + 255) / 256 * 256;
+    }
+};
+
 /* Sequences of a unit, which may share a tile of 16 rows; units. */
 static inline int64_t ps_resident_sequences(const struct ps_encoder_request *e)
 {
