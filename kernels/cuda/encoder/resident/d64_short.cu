@@ -55,29 +55,23 @@ template <class T> static int splits_of(const encoder<T> &x, int64_t groups, int
     return (int)((groups + each - 1) / each);
 }
 
-/* The workspace, in order: counters and flags, norms, q, k and v, operands, column sums, partial products, W_h's. */
-template <class T> static size_t workspace_take(encoder<T> *x, char *workspace, int multiprocessors)
+template <class T> static size_t take_workspace(encoder<T> *x, char *workspace, int multiprocessors)
 {
+    struct arena m = {workspace, 0};
     const int p = x->f / 64;
-    const int64_t groups = (x->units + UNITS - 1) / UNITS;
-    size_t at = 0;
-    const auto take = [&](int64_t bytes) {
-        char *const begin = workspace + at;
-        at += ((size_t)bytes + 255) / 256 * 256;
-        return begin;
-    };
-    x->d64.splits = splits_of(*x, groups, multiprocessors);
-    x->d64.split_groups = (int)(groups / x->d64.splits);
-    x->d64.split_more = (int)(groups % x->d64.splits);
-    x->d64.counters = (unsigned *)take((FLAGS + x->layers * groups) * (int64_t)sizeof(unsigned));
+    const int64_t groups = (x->units + UNITS - 1) / UNITS, splits = splits_of(*x, groups, multiprocessors);
+    x->d64.splits = (int)splits;
+    x->d64.split_groups = (int)(groups / splits);
+    x->d64.split_more = (int)(groups % splits);
+    m.take(x->d64.counters, FLAGS + x->layers * groups);
     x->d64.flags = x->d64.counters + FLAGS;
-    x->d64.norms = (float *)take(groups * x->layers * (4 * D) * (int64_t)sizeof(float));
-    x->d64.left = (uint4 *)take(groups * x->layers * LEFT * (THREADS * (int64_t)sizeof(uint4)));
-    x->d64.operands = take(groups * x->layers * (kept_panels(p) * PANEL));
-    x->d64.column_sums = (float *)take(2 * (int64_t)x->d64.splits * x->layers * vector_floats(x->f) * (int64_t)sizeof(float));
-    x->d64.products = (float *)take((int64_t)x->layers * pairs_of(p) * x->d64.splits * JOB_FLOATS * (int64_t)sizeof(float));
-    x->d64.head.parts = (float *)take((int64_t)HEAD_JOBS * x->n * D * x->head.horizon * (int64_t)sizeof(float));
-    return at;
+    m.take(x->d64.norms, groups * x->layers * (4 * D));
+    m.take(x->d64.left, groups * x->layers * LEFT * THREADS);
+    m.take(x->d64.operands, groups * x->layers * (kept_panels(p) * PANEL));
+    m.take(x->d64.column_sums, 2 * splits * x->layers * vector_floats(x->f));
+    m.take(x->d64.products, x->layers * pairs_of(p) * splits * JOB_FLOATS);
+    m.take(x->d64.head.parts, (int64_t)HEAD_JOBS * x->n * D * x->head.horizon);
+    return m.bytes;
 }
 
 /* Of the layers and W_h. */
@@ -93,7 +87,7 @@ static size_t layers_workspace(const struct ps_encoder_request *e, int multiproc
     size_t most = 0;
     for (int64_t i = groups; i > 0 && i > groups - 2 * multiprocessors; i--) {
         x.units = i * UNITS;
-        const size_t bytes = workspace_take(&x, NULL, multiprocessors);
+        const size_t bytes = take_workspace(&x, NULL, multiprocessors);
         most = bytes > most ? bytes : most;
     }
     return most;
@@ -161,10 +155,14 @@ static bool can_embed(const struct ps_encoder_request *e)
 /* S: of the stream in memory, T or, of tf32, float. */
 template <class T, class S> static constexpr bool IS_TF32 = !std::is_same<S, T>::value;
 
-/* What is kept, in order: softmax's sums, LayerNorms' deviations, masks, the embedding's masks. */
-static size_t deviation_bytes(const struct ps_encoder_request *e)
+template <class T> static size_t take_kept(encoder<T> *x, const struct ps_encoder_request *e, char *memory)
 {
-    return ((size_t)(e->layers * 2 * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256;
+    struct arena m = {memory, 0};
+    const int64_t rows = e->layers * e->sequences * e->patches;
+    m.take(x->lse, rows * e->n_heads);
+    m.take(x->d64.rstd, rows * 2);
+    ps_resident_take_masks(m, x, e, 1);
+    return m.bytes;
 }
 
 /* As measured (docs/benchmarks.md): a unit costs the same whatever its 16 rows hold, so level gemm is faster at many that are not
@@ -188,10 +186,10 @@ static enum ps_status d64_plan(const struct ps_kernels *k, const struct ps_encod
             "heads, d_ff 128 or 256, up to 16 patches, are served where the layers' vectors fit %d bytes of shared memory",
             (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches, (long long)e->layers, shared);
     }
-    const int64_t words = e->dropout.threshold ? ps_resident_units(e) * (D / 16) * 8 : 0; /* the embedding's */
+    encoder<T> x;
     plan->kernels = IS_TF32<T, S> ? "resident/d64_short (fp16 operands)" : "resident/d64_short";
     plan->slower = !IS_TF32<T, S> && is_slower(e, ps_cuda(k)->multiprocessors);
-    plan->kept_bytes = ps_resident_lse_bytes(e) + deviation_bytes(e) + ps_resident_mask_bytes(e, 1) + (size_t)words * 4;
+    plan->kept_bytes = take_kept(&x, e, NULL);
     return PS_OK;
 }
 
@@ -249,13 +247,8 @@ template <class T, class S> static encoder<T> arguments_of(const struct ps_cuda_
 {
     encoder<T> x = ps_resident_of<T>(e, blocks_of(ps_resident_units(e), c->multiprocessors));
     if (e->kept) {
-        x.lse = (float *)e->kept;
-        x.d64.rstd = (float *)((char *)e->kept + ps_resident_lse_bytes(e));
-        if (e->dropout.threshold) {
-            x.masks = (uint32_t *)((char *)x.d64.rstd + deviation_bytes(e));
-            x.embed.masks = (uint32_t *)((char *)x.masks + ps_resident_mask_bytes(e, 1));
-        }
-        (void)workspace_take(&x, (char *)e->workspace, c->multiprocessors);
+        (void)take_kept(&x, e, (char *)e->kept);
+        (void)take_workspace(&x, (char *)e->workspace, c->multiprocessors);
     }
     if (IS_TF32<T, S>) {
         x.weights = (const T *)((char *)e->workspace + layers_workspace(e, c->multiprocessors)) - ps_encoder_matrices(e).first;

@@ -925,16 +925,13 @@ static inline int64_t ps_resident_units(const struct ps_encoder_request *e)
     return (e->sequences + ps_resident_sequences(e) - 1) / ps_resident_sequences(e);
 }
 
-/* Bytes of what is kept: softmax's sums; dropout's masks, of units of so many tiles. */
-static inline size_t ps_resident_lse_bytes(const struct ps_encoder_request *e)
+/* Dropout's masks, of units of so many tiles, and the embedding's. */
+template <class T>
+static inline void ps_resident_take_masks(struct arena &m, encoder<T> *x, const struct ps_encoder_request *e, int64_t tiles)
 {
-    return ((size_t)(e->layers * e->n_heads * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256;
-}
-
-static inline size_t ps_resident_mask_bytes(const struct ps_encoder_request *e, int64_t tiles)
-{
-    const int64_t words = e->layers * ps_resident_units(e) * tiles * (e->d_ff / 16 + e->d_model / 8) * 8;
-    return e->dropout.threshold ? (size_t)words * sizeof(uint32_t) : 0;
+    const int64_t words = e->dropout.threshold ? ps_resident_units(e) * tiles * 8 : 0;
+    m.take(x->masks, e->layers * words * (e->d_ff / 16 + e->d_model / 8));
+    m.take(x->embed.masks, words * (e->d_model / 16));
 }
 
 /* The request, as kernels are told; what is kept, embedding, head and update are for the caller to add. */

@@ -171,38 +171,15 @@ static enum ps_status plan_make(const struct ps_cuda_context *c, const struct ps
     return PS_OK;
 }
 
-/* What is kept, in order: r, lse, masks, the embedding's masks. */
-template <class T> static size_t kept_r(const struct ps_encoder_request *e)
+/* What the general kernels keep. */
+template <class T> static size_t take_kept(encoder<T> *x, const struct ps_encoder_request *e, const struct plan &p, char *memory)
 {
-    return ((size_t)(e->layers * e->sequences * e->patches * e->d_model) * sizeof(T) + 255) / 256 * 256;
-}
-
-/* The batch size decides which kernels run: the larger of what they keep. */
-template <class T> static size_t kept_bytes(const struct ps_encoder_request *e, const struct plan &p)
-{
-    const int64_t words = e->dropout.threshold ? p.units * p.tiles * (e->d_model / 16) * 8 : 0; /* the embedding's */
-    const size_t bytes =
-        kept_r<T>(e) + ps_resident_lse_bytes(e) + ps_resident_mask_bytes(e, p.tiles) + (size_t)words * sizeof(uint32_t);
-    const size_t d16 = ps_encoder_d16_serves(e) ? ps_encoder_d16_kept_bytes(e) : 0;
-    return bytes > d16 ? bytes : d16;
-}
-
-/* The workspace, in order: counters (256 bytes a 16 layers), norms, encoder/resident/d16_e4_f128.cu's sums, partial sums, the
- * embedding's. */
-static size_t counter_bytes(const struct ps_encoder_request *e)
-{
-    return (size_t)(e->layers * 4 * sizeof(unsigned) + 255) / 256 * 256;
-}
-
-static size_t sums_bytes(const struct ps_encoder_request *e)
-{
-    return (size_t)e->layers * (size_t)layer_sums((int)e->d_model, (int)e->d_ff) * sizeof(float);
-}
-
-static size_t norm_bytes(const struct ps_encoder_request *e)
-{
-    const size_t row_blocks = (size_t)((4 * e->d_model + 2 * e->d_ff) * e->d_model / SUM_TILE);
-    return ((size_t)e->layers * row_blocks * 2 * (size_t)e->d_model * sizeof(float) + 255) / 256 * 256;
+    struct arena m = {memory, 0};
+    const int64_t rows = e->layers * e->sequences * e->patches;
+    m.take(x->general.r, rows * e->d_model);
+    m.take(x->lse, rows * e->n_heads);
+    ps_resident_take_masks(m, x, e, p.tiles);
+    return m.bytes;
 }
 
 /* Of both directions. */
@@ -229,6 +206,7 @@ template <class T>
 static enum ps_status resident_plan(const struct ps_kernels *k, const struct ps_encoder_request *e, struct ps_encoder_plan *plan)
 {
     struct plans p;
+    encoder<T> x;
     PS_TRY(plan_make<T>(ps_cuda(k), e, false, &p.forward));
     PS_TRY(plan_make<T>(ps_cuda(k), e, true, &p.backward));
     plan->own = malloc(sizeof p);
@@ -238,7 +216,9 @@ static enum ps_status resident_plan(const struct ps_kernels *k, const struct ps_
     memcpy(plan->own, &p, sizeof p);
     plan->slower = is_slower(e, ps_cuda(k)->multiprocessors);
     plan->kernels = p.forward.d16_e4_f128 ? "resident/d16_e4_f128" : "resident";
-    plan->kept_bytes = kept_bytes<T>(e, p.forward);
+    /* The batch size decides which kernels run: the larger of what they keep. */
+    const size_t bytes = take_kept(&x, e, p.forward, NULL), d16 = ps_encoder_d16_serves(e) ? ps_encoder_d16_kept_bytes(e) : 0;
+    plan->kept_bytes = bytes > d16 ? bytes : d16;
     return PS_OK;
 }
 
@@ -272,15 +252,28 @@ static enum ps_encoder_span resident_span(const struct ps_kernels *k, const stru
     return p.d16_e4_f128 && ps_encoder_d16_heads(e, p.block_units, shared) ? PS_SPAN_LOSS : PS_SPAN_EMBEDDING;
 }
 
+/* Of backward, by so many blocks. Counters, norms, encoder/resident/d16_e4_f128.cu's sums, partial sums, the embedding's. */
+template <class T>
+static size_t take_workspace(encoder<T> *x, const struct ps_encoder_request *e, const struct plan &p, int64_t blocks)
+{
+    struct arena m = {(char *)e->workspace, 0};
+    const int64_t d = e->d_model, f = e->d_ff, sums = e->layers * layer_sums((int)d, (int)f);
+    m.take(x->sums.arrived, e->layers * 4);
+    m.take(x->sums.norms, e->layers * ((4 * d + 2 * f) * d / SUM_TILE) * 2 * d);
+    m.take(x->sums.summed, sums);
+    m.take(x->sums.partial, blocks * sums);
+    m.take(x->embed.partial, can_embed<T>(e, p) ? blocks * embed_rows_of((int)e->patch_len, (int)e->patches) * d : 0);
+    return m.bytes;
+}
+
 template <class T>
 static size_t resident_workspace_bytes(const struct ps_kernels *, const struct ps_encoder_request *e,
                                        const struct ps_encoder_plan *plan)
 {
     const struct plan &p = plans_of(plan).backward;
+    encoder<T> x;
     /* A shorter batch may have more blocks, of fewer units each: 980 units are 123 blocks of 8, 660 are 132 of 5. */
-    const size_t blocks = p.units < p.multiprocessors ? p.units : p.multiprocessors;
-    const size_t embed = can_embed<T>(e, p) ? blocks * embed_sum_bytes(e) : 0;
-    return counter_bytes(e) + norm_bytes(e) + (blocks + 1) * sums_bytes(e) + embed;
+    return take_workspace(&x, e, p, p.units < p.multiprocessors ? p.units : p.multiprocessors);
 }
 
 template <class T> static encoder<T> arguments_make(const struct ps_encoder_request *e, const struct plan *p)
@@ -296,13 +289,7 @@ template <class T> static encoder<T> arguments_make(const struct ps_encoder_requ
             x.embed.masks = (uint32_t *)((char *)e->kept + ps_encoder_d16_layers_bytes(e));
         }
     } else if (e->kept) {
-        char *kept = (char *)e->kept;
-        x.general.r = (T *)kept;
-        x.lse = (float *)(kept + kept_r<T>(e));
-        if (e->dropout.threshold) {
-            x.masks = (uint32_t *)(kept + kept_r<T>(e) + ps_resident_lse_bytes(e));
-            x.embed.masks = (uint32_t *)((char *)x.masks + ps_resident_mask_bytes(e, p->tiles));
-        }
+        (void)take_kept(&x, e, *p, (char *)e->kept);
     }
     embed_make(e, p->unit_rows / (int)e->patches, &x.embed);
     head_step_make(e, &x.head);
@@ -333,16 +320,10 @@ static enum ps_status resident_backward(const struct ps_kernels *k, const struct
     c->ordered = false;
     encoder<T> x = arguments_make<T>(e, &p);
     const int d = (int)e->d_model;
-    char *workspace = (char *)e->workspace;
-    x.sums.arrived = (unsigned *)workspace;
-    x.sums.norms = (float *)(workspace + counter_bytes(e));
-    float *const summed = (float *)(workspace + counter_bytes(e) + norm_bytes(e));
-    x.sums.summed = p.d16_e4_f128 && x.threshold ? summed : NULL;
+    (void)take_workspace(&x, e, p, p.blocks);
     x.sums.finished = x.sums.arrived + 2 * e->layers;
-    x.sums.partial = (float *)((char *)summed + sums_bytes(e));
-    if (e->embed_gradient) {
-        x.embed.partial = (float *)((char *)x.sums.partial + (size_t)p.blocks * sums_bytes(e));
-    }
+    x.sums.summed = p.d16_e4_f128 && x.threshold ? x.sums.summed : NULL;
+    x.embed.partial = e->embed_gradient ? x.embed.partial : NULL;
     kernel_function<T> *const sum = d == 64 ? sum_kernel<T, 64> : d == 16 ? sum_kernel<T, 16> : sum_kernel<T, 32>;
     if (p.d16_e4_f128) {
         PS_TRY(ps_encoder_d16_backward(c, x, ps_encoder_d16_shared(e, p.block_units)));
