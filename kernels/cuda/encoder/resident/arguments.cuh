@@ -142,16 +142,6 @@ template <class T> struct encoder {
     d64_arguments<T> d64;
 };
 
-struct sizes {
-    int f, e, staged;
-    bool drop;
-};
-
-template <class T> static __device__ __forceinline__ struct sizes sizes_of(const encoder<T> &x)
-{
-    return {x.f, x.e, x.general.staged, x.threshold != 0};
-}
-
 } // namespace ps_resident
 
 #endif

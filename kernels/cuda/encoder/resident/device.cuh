@@ -146,16 +146,15 @@ static __device__ __forceinline__ void stage_vector(float *to, const float *from
 
 /* Begins to copy a layer's parameters. */
 template <int D, class T>
-static __device__ __forceinline__ void stage_layer(const encoder<T> &x, const struct sizes &z, int layer,
-                                                   const layer_weights<T, D> &to)
+static __device__ __forceinline__ void stage_layer(const encoder<T> &x, int layer, const layer_weights<T, D> &to)
 {
     constexpr int PIECE = ps_vector<T>;
     const T *w = x.weights + layer * x.at.matrix_stride;
     const float *p = x.parameters + layer * x.at.vector_stride;
     stage_matrix(to.w_qkv, to.LD_QKV, w + x.at.w_qkv, D, 3 * D / PIECE);
     stage_matrix(to.w_o, to.LD, w + x.at.w_o, D, D / PIECE);
-    stage_matrix(to.w_1, z.f + 8, w + x.at.w_1, D, z.f / PIECE);
-    stage_matrix(to.w_2, to.LD, w + x.at.w_2, z.f, D / PIECE);
+    stage_matrix(to.w_1, x.f + 8, w + x.at.w_1, D, x.f / PIECE);
+    stage_matrix(to.w_2, to.LD, w + x.at.w_2, x.f, D / PIECE);
     stage_vector(to.b_qkv, p + x.at.b_qkv, 3 * D);
     stage_vector(to.b_o, p + x.at.b_o, D);
     stage_vector(to.b_2, p + x.at.b_2, D);
@@ -163,7 +162,7 @@ static __device__ __forceinline__ void stage_layer(const encoder<T> &x, const st
     stage_vector(to.ln1_beta, p + x.at.ln1_beta, D);
     stage_vector(to.ln2_gamma, p + x.at.ln2_gamma, D);
     stage_vector(to.ln2_beta, p + x.at.ln2_beta, D);
-    stage_vector(to.b_1, p + x.at.b_1, z.f);
+    stage_vector(to.b_1, p + x.at.b_1, x.f);
 }
 
 /* ---- a warp's place ---- */
@@ -795,10 +794,9 @@ static __device__ __forceinline__ uint32_t draw_masks(const encoder<T> &x, uint6
 /* The masks of the tile, for lane's g: [f/16 + 2d/16][8] words: d/16 after W_o, f/16 of the hidden, d/16 after W_2, a word for 16
  * columns and 2 rows. */
 template <class T, int D, int NT>
-static __device__ __forceinline__ uint32_t *masks_at(const encoder<T> &x, const struct sizes &z, int layer,
-                                                     const place<T, D, NT> &at)
+static __device__ __forceinline__ uint32_t *masks_at(const encoder<T> &x, int f, int layer, const place<T, D, NT> &at)
 {
-    const int chunks = z.f / 16 + D / 8;
+    const int chunks = f / 16 + D / 8;
     return x.masks + ((int64_t)layer * x.units * NT + at.global_tile) * chunks * 8 + at.g;
 }
 
@@ -847,12 +845,11 @@ static __device__ __forceinline__ void add_kept(float (&u)[2][4], const float (&
 template <class T, int D, int NT>
 static __device__ __forceinline__ void hidden_backward(ps_pair<T> (&hidden)[4], ps_pair<T> (&d_hidden)[4],
                                                        const ps_pair<T> (&a)[D / 16][4], const ps_pair<T> (&dm)[D / 16][4],
-                                                       int column, const struct sizes &s, const layer_weights<T, D> &w,
-                                                       const place<T, D, NT> &at)
+                                                       int column, int f, const layer_weights<T, D> &w, const place<T, D, NT> &at)
 {
     float z[2][4], dz[2][4];
     set_bias(z, w.b_1 + column, at.q);
-    multiply(z, a, w.w_1 + column, s.f + 8, at);
+    multiply(z, a, w.w_1 + column, f + 8, at);
     clear(dz);
     multiply_transposed(dz, dm, w.w_2 + column * w.LD, w.LD, at);
 #pragma unroll
