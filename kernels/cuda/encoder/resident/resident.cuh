@@ -45,33 +45,27 @@ static constexpr bool heads_fit(int d, int tiles, bool e8)
     return e8 || d < 64 || tiles == 1;
 }
 
-template <class T, int D, int NT, bool E8> static kernel_function<T> *kernel_of_direction(bool backward)
+/* By tiles; those that do not fit are not compiled. */
+template <class T, int D, bool E8> static kernel_function<T> *kernel_of(int tiles, bool backward)
 {
-    return backward ? backward_kernel<T, D, NT, E8> : forward_kernel<T, D, NT, E8>;
+    enum { TWO = heads_fit(D, 2, E8) ? 2 : 1, THREE = heads_fit(D, 3, E8) ? 3 : 1, FOUR = heads_fit(D, 4, E8) ? 4 : 1 };
+    static kernel_function<T> *const kernels[2][4] = {{forward_kernel<T, D, 1, E8>, forward_kernel<T, D, TWO, E8>,
+                                                       forward_kernel<T, D, THREE, E8>, forward_kernel<T, D, FOUR, E8>},
+                                                      {backward_kernel<T, D, 1, E8>, backward_kernel<T, D, TWO, E8>,
+                                                       backward_kernel<T, D, THREE, E8>, backward_kernel<T, D, FOUR, E8>}};
+    return kernels[backward][tiles - 1];
 }
 
-template <class T, int D, int NT> static kernel_function<T> *kernel_of_head(bool backward, bool e8)
+template <class T, bool E8> static kernel_function<T> *kernel_of(int d, int tiles, bool backward)
 {
-    if constexpr (heads_fit(D, NT, false)) {
-        if (!e8) {
-            return kernel_of_direction<T, D, NT, false>(backward);
-        }
-    }
-    return kernel_of_direction<T, D, NT, true>(backward);
+    return d == 64   ? kernel_of<T, 64, E8>(tiles, backward)
+           : d == 16 ? kernel_of<T, 16, E8>(tiles, backward)
+                     : kernel_of<T, 32, E8>(tiles, backward);
 }
 
-template <class T, int D> static kernel_function<T> *kernel_of_tiles(int tiles, bool backward, bool e8)
+template <class T> static kernel_function<T> *kernel_of(const encoder<T> &x, int d, int tiles, bool backward)
 {
-    switch (tiles) {
-    case 1:
-        return kernel_of_head<T, D, 1>(backward, e8);
-    case 2:
-        return kernel_of_head<T, D, 2>(backward, e8);
-    case 3:
-        return kernel_of_head<T, D, 3>(backward, e8);
-    default:
-        return kernel_of_head<T, D, 4>(backward, e8);
-    }
+    return x.e < 16 ? kernel_of<T, true>(d, tiles, backward) : kernel_of<T, false>(d, tiles, backward);
 }
 
 struct plan {
@@ -82,14 +76,6 @@ struct plan {
     int multiprocessors;
     size_t shared;
 };
-
-template <class T> static kernel_function<T> *kernel_of(int d, const struct plan &p, bool backward, const encoder<T> &x)
-{
-    const bool e8 = x.e < 16;
-    return d == 64   ? kernel_of_tiles<T, 64>(p.tiles, backward, e8)
-           : d == 16 ? kernel_of_tiles<T, 16>(p.tiles, backward, e8)
-                     : kernel_of_tiles<T, 32>(p.tiles, backward, e8);
-}
 
 static int sizes_fit(const struct ps_encoder_request *e)
 {
@@ -307,7 +293,7 @@ static enum ps_status resident_forward(const struct ps_kernels *k, const struct 
     if (p.d16_e4_f128) {
         return ps_encoder_d16_forward(c, x, ps_encoder_d16_shared(e, p.block_units));
     }
-    return ps_resident_launch(c, "encoder forward", kernel_of((int)e->d_model, p, false, x), (unsigned)p.blocks, p.threads,
+    return ps_resident_launch(c, "encoder forward", kernel_of(x, (int)e->d_model, p.tiles, false), (unsigned)p.blocks, p.threads,
                               p.shared, x);
 }
 
@@ -328,7 +314,8 @@ static enum ps_status resident_backward(const struct ps_kernels *k, const struct
     if (p.d16_e4_f128) {
         PS_TRY(ps_encoder_d16_backward(c, x, ps_encoder_d16_shared(e, p.block_units)));
     } else {
-        PS_TRY(ps_resident_launch(c, "encoder backward", kernel_of(d, p, true, x), (unsigned)p.blocks, p.threads, p.shared, x));
+        PS_TRY(
+            ps_resident_launch(c, "encoder backward", kernel_of(x, d, p.tiles, true), (unsigned)p.blocks, p.threads, p.shared, x));
     }
     return launch_sums(c, sum, d, e->embed_gradient, x);
 }
