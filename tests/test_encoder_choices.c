@@ -202,8 +202,9 @@ static const struct variant {
     {{PS_PRECISION_BF16, ETTH1, NULL}, PS_NORM_LAYER, PS_NORM_PRE, PS_GELU, 0},
 };
 
-/* What prepare says of it. */
-static enum ps_status needs_of(const struct variant *v, int other_rate, struct ps_encoder_needs *needs)
+/* What prepare says of it to a table. */
+static enum ps_status prepare(struct ps_kernels *k, const struct variant *v, double hidden_rate, int other_rate,
+                              struct ps_encoder_needs *needs)
 {
     const struct choice *c = &v->choice;
     const struct ps_encoder_sizes sizes = {.n_heads = c->n_heads,
@@ -211,7 +212,7 @@ static enum ps_status needs_of(const struct variant *v, int other_rate, struct p
                                            .layers = c->layers,
                                            .epsilon = 1e-5,
                                            .dropout = ps_dropout_make(c->dropout, 0, 0, NULL),
-                                           .hidden_dropout = ps_dropout_make(c->dropout, 0, 1, NULL),
+                                           .hidden_dropout = ps_dropout_make(hidden_rate, 0, 1, NULL),
                                            .output_dropout = ps_dropout_make(c->dropout, 0, 2, NULL),
                                            .norm = v->norm,
                                            .norm_place = v->norm_place,
@@ -225,9 +226,14 @@ static enum ps_status needs_of(const struct variant *v, int other_rate, struct p
                                            .patch_len = c->patch_len,
                                            .pred_len = c->pred_len,
                                            .other_rate = other_rate};
+    return k->encoder_prepare(k, &sizes, &shape, needs);
+}
+
+static enum ps_status needs_of(const struct variant *v, int other_rate, struct ps_encoder_needs *needs)
+{
     struct ps_kernels *k;
-    ck_assert_int_eq(ps_kernels_choices(&h200, c->precision, NULL, &k), PS_OK);
-    const enum ps_status status = k->encoder_prepare(k, &sizes, &shape, needs);
+    ck_assert_int_eq(ps_kernels_choices(&h200, v->choice.precision, NULL, &k), PS_OK);
+    const enum ps_status status = prepare(k, v, v->choice.dropout, other_rate, needs);
     k->close(k);
     return status;
 }
@@ -267,6 +273,19 @@ START_TEST(other_rate)
 }
 END_TEST
 
+/* A table keeps plans: not of one rate of dropout for a model of the same sizes that has several. */
+START_TEST(rates_apart)
+{
+    static const struct variant v = {.choice = {PS_PRECISION_BF16, ETTH1, NULL}};
+    struct ps_encoder_needs needs;
+    struct ps_kernels *k;
+    ck_assert_int_eq(ps_kernels_choices(&h200, PS_PRECISION_BF16, NULL, &k), PS_OK);
+    ck_assert_int_eq(prepare(k, &v, v.choice.dropout, 0, &needs), PS_OK);
+    ck_assert_int_eq(prepare(k, &v, v.choice.dropout / 2, 0, &needs), PS_UNSUPPORTED);
+    k->close(k);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("encoder kernels");
@@ -276,6 +295,7 @@ int main(void)
         k->close(k);
         tcase_add_loop_test(tests, encoder_kernels, 0, LENGTH(choices) + LENGTH(variants));
         tcase_add_test(tests, other_rate);
+        tcase_add_test(tests, rates_apart);
     } else {
         printf("skipped: which kernels serve level layer: %s\n", ps_error_message());
     }

@@ -9,10 +9,11 @@
  *                  d up to 32, N up to 16, or d 64 and e 4   resident/resident.cuh            embedding
  *                  d up to 128, e up to 32, N up to 64       streamed/real16.cuh              layers
  *                  the paper's: d 16, N up to 128, BatchNorm resident/d16_halves.cu           embedding, loss
- *     tf32         d 64, e 16, f 128 or 256, N up to 16      resident/d64_short_tf32.cu       layers
+ *     tf32         d 64, e 16, f 128 or 256, N up to 16      resident/d64_short.cu            layers
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/cuda/context.cuh"
 #include "kernels/cuda/encoder/request.cuh"
@@ -42,10 +43,12 @@ static const struct choice {
     bool (*when)(const struct ps_encoder_request *r); /* NULL: asked whatever the shape */
 } choices[] =
     {
+        {PS_PRECISION_BF16, &ps_encoder_d64_bf16, NULL},
         {PS_PRECISION_BF16, &ps_encoder_resident_bf16, narrow_or_short},
         {PS_PRECISION_BF16, &level_bf16::ps_encoder_streamed, NULL},
         {PS_PRECISION_BF16, &ps_encoder_resident_bf16, wide_and_long},
-        {PS_TF32, &ps_encoder_resident_halves, NULL},
+        {PS_TF32, &ps_encoder_d64_tf32, NULL},
+        {PS_FP16, &ps_encoder_d64_fp16, NULL},
         {PS_FP16, &ps_encoder_resident_fp16, narrow_or_short},
         {PS_FP16, &level_fp16::ps_encoder_streamed, NULL},
         {PS_FP16, &ps_encoder_resident_fp16, wide_and_long},
@@ -79,30 +82,31 @@ static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder
     return status;
 }
 
+/* What a plan depends on. */
+struct plan_key {
+    int64_t sequences, patches, d_model, n_heads, d_ff, layers, plain, dropout, norm, norm_place, activation, residual_attention;
+};
+
+static struct plan_key key_of(const struct ps_encoder_request *r)
+{
+    return {r->sequences, r->patches,    r->d_model,    r->n_heads,
+            r->d_ff,      r->layers,     is_plain(r),   r->dropout.threshold != 0,
+            r->norm,      r->norm_place, r->activation, r->residual_attention};
+}
+
 /* A plan for each number of sequences of each model that the table has served. */
 struct ps_encoder_planned {
     struct ps_encoder_planned *next;
-    int64_t sequences, patches, d_model, n_heads, d_ff, layers;
-    bool dropout;
-    enum ps_norm norm;
-    enum ps_norm_place norm_place;
-    enum ps_activation activation;
-    int residual_attention;
+    struct plan_key key;
     struct ps_encoder_plan plan;
 };
-
-static bool same_plan(const struct ps_encoder_planned *p, const struct ps_encoder_request *r)
-{
-    return p->sequences == r->sequences && p->patches == r->patches && p->d_model == r->d_model && p->n_heads == r->n_heads &&
-           p->d_ff == r->d_ff && p->layers == r->layers && p->dropout == (r->dropout.threshold != 0) && p->norm == r->norm &&
-           p->norm_place == r->norm_place && p->activation == r->activation && p->residual_attention == r->residual_attention;
-}
 
 static enum ps_status plan_of(const struct ps_kernels *k, const struct ps_encoder_request *r, const struct ps_encoder_plan **plan)
 {
     struct ps_cuda_context *c = ps_cuda(k);
+    const struct plan_key key = key_of(r);
     for (struct ps_encoder_planned *p = c->encoder_plans; p; p = p->next) {
-        if (same_plan(p, r)) {
+        if (memcmp(&p->key, &key, sizeof key) == 0) {
             *plan = &p->plan;
             return PS_OK;
         }
@@ -111,19 +115,7 @@ static enum ps_status plan_of(const struct ps_kernels *k, const struct ps_encode
     if (!p) {
         return ps_fail(PS_DEVICE, "encoder: out of host memory");
     }
-    *p = {c->encoder_plans,
-          r->sequences,
-          r->patches,
-          r->d_model,
-          r->n_heads,
-          r->d_ff,
-          r->layers,
-          r->dropout.threshold != 0,
-          r->norm,
-          r->norm_place,
-          r->activation,
-          r->residual_attention,
-          {}};
+    *p = {c->encoder_plans, key, {}};
     const enum ps_status status = choose(k, r, &p->plan);
     if (status != PS_OK) {
         free(p);
@@ -147,21 +139,8 @@ void ps_cuda_encoder_plans_free(struct ps_cuda_context *c)
 static struct ps_encoder_request request_of(const struct ps_kernels *k, const struct ps_encoder_sizes *s)
 {
     struct ps_encoder_request e = {};
-    e.n_heads = s->n_heads;
-    e.d_ff = s->d_ff;
-    e.layers = s->layers;
-    e.offsets = s->layout;
+    static_cast<struct ps_encoder_sizes &>(e) = *s;
     e.workspace = ps_cuda(k)->encoder_workspace;
-    e.dropout = s->dropout;
-    e.hidden_dropout = s->hidden_dropout;
-    e.output_dropout = s->output_dropout;
-    e.epsilon = s->epsilon;
-    e.norm = s->norm;
-    e.norm_place = s->norm_place;
-    e.activation = s->activation;
-    e.residual_attention = s->residual_attention;
-    e.training = s->training;
-    e.momentum = s->momentum;
     e.fresh = ps_cuda(k)->ordered;
     return e;
 }

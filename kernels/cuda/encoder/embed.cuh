@@ -21,6 +21,11 @@ static __host__ __device__ __forceinline__ int embed_rows_of(int patch, int n)
     return patch + 1 + n;
 }
 
+static inline size_t embed_sum_bytes(const struct ps_encoder_request *e)
+{
+    return (size_t)embed_rows_of((int)e->patch_len, (int)e->patches) * (size_t)e->d_model * sizeof(float);
+}
+
 /* Where the masks of the tile's 16 columns of u are kept, for lane's g: [tiles][d/16][8] words. */
 template <class T, int D, int NT>
 static __device__ __forceinline__ uint32_t *embed_masks_at(const encoder<T> &x, const place<T, D, NT> &at)

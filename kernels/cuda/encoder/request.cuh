@@ -9,25 +9,17 @@
 #include "kernels/kernels.h"
 
 /* R = sequences * patches rows. real: the table's activations. */
-struct ps_encoder_request {
-    int64_t sequences, patches, d_model, n_heads, d_ff, layers; /* S, N, d, h, f */
-    struct ps_encoder_layout offsets;
-    const void *weights;     /* flat, real */
-    const float *parameters; /* flat, fp32: biases, gamma and beta are read here */
-    float *gradients;        /* flat, fp32, +=; backward only */
-    void *u;                 /* real [layers + 1, R, d]: u[0] is read, the others are written */
-    void *kept;              /* what backward reads again: the plan's kept_bytes; NULL forward: nothing is kept (inference) */
-    size_t kept_bytes;       /* of the plan of the most sequences */
-    const void *dy;          /* real [R, d], gradient of u[layers] */
-    void *du;                /* real [R, d], gradient of u[0]; may be dy */
-    void *workspace;         /* of the family's workspace_bytes, zeroed once when it is allocated */
-    struct ps_dropout dropout, hidden_dropout, output_dropout; /* these, and what follows, as ps_encoder_sizes has them */
-    double epsilon;
-    enum ps_norm norm;
-    enum ps_norm_place norm_place;
-    enum ps_activation activation;
-    int residual_attention, training;
-    double momentum;
+struct ps_encoder_request : ps_encoder_sizes {
+    int64_t sequences, patches, d_model; /* S, N, d; h, f and what is the same for all batches: the sizes */
+    const void *weights;                 /* flat, real */
+    const float *parameters;             /* flat, fp32: biases, gamma and beta are read here */
+    float *gradients;                    /* flat, fp32, +=; backward only */
+    void *u;                             /* real [layers + 1, R, d]: u[0] is read, the others are written */
+    void *kept;        /* what backward reads again: the plan's kept_bytes; NULL forward: nothing is kept (inference) */
+    size_t kept_bytes; /* of the plan of the most sequences */
+    const void *dy;    /* real [R, d], gradient of u[layers] */
+    void *du;          /* real [R, d], gradient of u[0]; may be dy */
+    void *workspace;   /* of the family's workspace_bytes, zeroed once when it is allocated */
     /* The embedding, of windows of seq_len and patches of patch_len (workspace and kept have room for it when it is served), and
      * the head of a training step, pred_len ahead. */
     int64_t seq_len, patch_len, pred_len;
@@ -92,8 +84,8 @@ enum ps_status ps_encoder_tf32_take(const struct ps_kernels *k, const struct ps_
 /* The bits of dy's largest magnitude, onto what is at `peak`. */
 enum ps_status ps_encoder_tf32_peak(const struct ps_kernels *k, const struct ps_encoder_request *e, unsigned *peak);
 
-extern const struct ps_encoder_family ps_encoder_halves_bf16, ps_encoder_halves_fp16, ps_encoder_resident_bf16,
-    ps_encoder_resident_fp16, ps_encoder_resident_halves; /* tf32 with fp16 operands */
+extern const struct ps_encoder_family ps_encoder_d64_bf16, ps_encoder_d64_fp16, ps_encoder_d64_tf32, ps_encoder_halves_bf16,
+    ps_encoder_halves_fp16, ps_encoder_resident_bf16, ps_encoder_resident_fp16;
 
 namespace level_bf16
 {

@@ -111,14 +111,14 @@ static struct ps_encoder_part part_of(const int64_t *at, const int64_t *size, in
 
 struct ps_encoder_part ps_encoder_matrices(const struct ps_encoder_request *e)
 {
-    const struct ps_encoder_layout *l = &e->offsets;
+    const struct ps_encoder_layout *l = &e->layout;
     const int64_t d = e->d_model, f = e->d_ff, at[] = {l->w_qkv, l->w_o, l->w_1, l->w_2}, size[] = {3 * d * d, d * d, d * f, f * d};
     return part_of(at, size, 4, e->layers, l->matrix_stride);
 }
 
 static struct ps_encoder_part vectors_of(const struct ps_encoder_request *e)
 {
-    const struct ps_encoder_layout *l = &e->offsets;
+    const struct ps_encoder_layout *l = &e->layout;
     const int64_t d = e->d_model, at[] = {l->ln1_gamma, l->ln1_beta, l->b_qkv, l->b_o, l->ln2_gamma, l->ln2_beta, l->b_1, l->b_2},
                   size[] = {d, d, 3 * d, d, d, d, e->d_ff, d};
     return part_of(at, size, 8, e->layers, l->vector_stride);

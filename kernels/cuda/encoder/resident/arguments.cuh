@@ -125,14 +125,14 @@ template <class T> struct encoder {
     const T *weights;
     const float *parameters;
     float *gradients;
-    void *u, *du; /* of T, but of float in encoder/resident/d64_short_tf32.cu */
+    void *u, *du; /* of T, but of float where encoder/resident/d64_short.cu serves tf32 */
     const void *dy;
     float *lse;                                                /* [layers, heads, R]: log2 of softmax's sums */
     uint32_t *masks;                                           /* [layers, tiles, f/16 + 2d/16, 8] */
     float scale, scale_log2e, epsilon;                         /* scale = 1 / sqrt(e) */
     uint32_t threshold, below, minus_below, site, rows_before; /* of the batch, where ranks share one: dropout counts them */
     float drop_scale, half_scale;                              /* 1 without dropout; half of it */
-    uint32_t key[10][2];
+    struct ps_round_keys keys;
     const struct ps_step_state *state;
     encoder_embedding<T> embed;
     encoder_head<T> head;
@@ -141,16 +141,6 @@ template <class T> struct encoder {
     struct block_sums sums;
     d64_arguments<T> d64;
 };
-
-struct sizes {
-    int f, e, staged;
-    bool drop;
-};
-
-template <class T> static __device__ __forceinline__ struct sizes sizes_of(const encoder<T> &x)
-{
-    return {x.f, x.e, x.general.staged, x.threshold != 0};
-}
 
 } // namespace ps_resident
 

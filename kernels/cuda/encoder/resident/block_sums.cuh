@@ -148,6 +148,14 @@ template <class T, int D> static __global__ void __launch_bounds__(SUM_THREADS) 
     }
 }
 
+template <class T>
+static enum ps_status launch_sums(const struct ps_cuda_context *c, void (*kernel)(const encoder<T>), int d, bool embedding,
+                                  const encoder<T> &x)
+{
+    const dim3 grid((unsigned)((4 * d + 2 * x.f) * d / SUM_TILE), (unsigned)(x.layers + embedding));
+    return ps_resident_launch(c, "encoder weight gradients", kernel, grid, SUM_THREADS, 0, x);
+}
+
 } // namespace ps_resident
 
 #endif

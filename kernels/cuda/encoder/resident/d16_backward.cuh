@@ -192,11 +192,8 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
         }
         return;
     }
-    for (int row = (int)threadIdx.x % (NT * 32); row < 48 * 2; row += NT * 32) { /* ones, in ROWS and NORMED */
-        char *const p = (char *)shared_memory + x.layers * LAYER_BYTES + at.unit * UNIT_BYTES + TO_ROWS + row / 8 * ROWS_ROW +
-                        2 * MATRIX + row % 8 * 16;
-        *(uint4 *)p = make_uint4(ps_ones<T>(), ps_ones<T>(), ps_ones<T>(), ps_ones<T>());
-    }
+    fill_ones<T>(weights + x.layers * LAYER_BYTES + at.unit * UNIT_BYTES + TO_ROWS, 12, (int)threadIdx.x % (NT * 32),
+                 NT * 32); /* in ROWS and NORMED */
     const struct d16_attention_places places = {all_columns, own_columns, own_scores,  own_keys,
                                                 COLUMNS_ROW, SCORES_ROW,  TO_GRADIENTS};
     float g[2][4];
@@ -300,15 +297,9 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
         attention_backward(dq, dk, dv, delta, sums0, sums1, places, d16_alone(), {}, keys_there, x.scale, at);
         const float2 kept_rstd = *(const float2 *)(keep + KEPT_ROWS + (at.g * 4 + 1) * 16);
         at.sync(); /* q, k, v and merged's gradient have been read */
-        ps_stmatrix4_at(own_columns, dq);
-        ps_stmatrix4_at(own_columns + 2 * MATRIX, dk);
-        ps_stmatrix4_at(own_columns + 4 * MATRIX, dv);
         ps_ldmatrix4_at(a, own_branch);
         ps_stmatrix4_at(own_columns + 6 * MATRIX, a);
-        clear(dx);
-        multiply16_transposed(dx, dq, w.w_qkv, LD_QKV, at);
-        multiply16_transposed(dx, dk, w.w_qkv + D, LD_QKV, at);
-        multiply16_transposed(dx, dv, w.w_qkv + 2 * D, LD_QKV, at);
+        project_heads_backward(dx, dq, dk, dv, w, own_columns, at);
         ps_ldmatrix4_at(xhat, own_rows);
         const float rstd1[2] = {kept_rstd.x, kept_rstd.y};
         normalise_backward(g, dx, w.ln1_gamma, xhat, rstd1, NULL, at);

@@ -82,25 +82,25 @@ bool ps_encoder_d16_heads(const struct ps_encoder_request *e, int block_units, i
                (size_t)shared; /* and a barrier */
 }
 
-template <class T> enum ps_status ps_encoder_d16_forward(encoder<T> x, size_t shared, cudaStream_t stream)
+template <class T> enum ps_status ps_encoder_d16_forward(const struct ps_cuda_context *c, encoder<T> x, size_t shared)
 {
     if (x.head.weight) {
         x.head.at = (int)head_at(x.layers, x.block_units);
         shared = (size_t)x.head.at + head_bytes_d16(x.n, x.block_units);
     }
-    return ps_resident_launch(x.threshold ? d16_forward<T, true> : d16_forward<T, false>, dim3((unsigned)x.blocks),
-                              x.block_units * NT * 32, shared, stream, "encoder forward", x);
+    return ps_resident_launch(c, "encoder forward", x.threshold ? d16_forward<T, true> : d16_forward<T, false>, (unsigned)x.blocks,
+                              x.block_units * NT * 32, shared, x);
 }
 
-template <class T> enum ps_status ps_encoder_d16_backward(const encoder<T> &x, size_t shared, cudaStream_t stream)
+template <class T> enum ps_status ps_encoder_d16_backward(const struct ps_cuda_context *c, const encoder<T> &x, size_t shared)
 {
-    return ps_resident_launch(x.threshold ? d16_backward<T, true> : d16_backward<T, false>, dim3((unsigned)x.blocks),
-                              x.block_units * NT * 32 + (x.threshold ? DRAWING : 0), shared, stream, "encoder backward", x);
+    return ps_resident_launch(c, "encoder backward", x.threshold ? d16_backward<T, true> : d16_backward<T, false>,
+                              (unsigned)x.blocks, x.block_units * NT * 32 + (x.threshold ? DRAWING : 0), shared, x);
 }
 
-template enum ps_status ps_encoder_d16_forward(encoder<ps_bf16>, size_t, cudaStream_t);
-template enum ps_status ps_encoder_d16_forward(encoder<ps_fp16>, size_t, cudaStream_t);
-template enum ps_status ps_encoder_d16_backward(const encoder<ps_bf16> &, size_t, cudaStream_t);
-template enum ps_status ps_encoder_d16_backward(const encoder<ps_fp16> &, size_t, cudaStream_t);
+template enum ps_status ps_encoder_d16_forward(const struct ps_cuda_context *, encoder<ps_bf16>, size_t);
+template enum ps_status ps_encoder_d16_forward(const struct ps_cuda_context *, encoder<ps_fp16>, size_t);
+template enum ps_status ps_encoder_d16_backward(const struct ps_cuda_context *, const encoder<ps_bf16> &, size_t);
+template enum ps_status ps_encoder_d16_backward(const struct ps_cuda_context *, const encoder<ps_fp16> &, size_t);
 
 } // namespace ps_resident

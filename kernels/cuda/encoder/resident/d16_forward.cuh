@@ -12,63 +12,15 @@ namespace ps_resident
 /* K and V of a unit: 6 x 8 rows by 4 matrices: columns of the first pair of heads and of the second, of K and of V. */
 enum { KV_BYTES = 6 * KV_ROW };
 
-/* u += scale x where kept; bit 8h + 4t + 16i of bits is element (g + 8h, 8t + 2q + i). */
-static __device__ __forceinline__ void add_where(float (&u)[2][4], const float (&x)[2][4], uint32_t bits, float scale)
-{
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        if (bits & 1u << (i % 4 / 2 * 8 + i % 2 * 16 + i / 4 * 4)) {
-            u[i / 4][i % 4] = fmaf(x[i / 4][i % 4], scale, u[i / 4][i % 4]);
-        }
-    }
-}
-
-/* The first values of a unit's window, EARLY a thread, and its thread's target, on their way; known: they exist. */
-enum { EARLY = 4 };
-
-struct early {
-    float window[EARLY], target;
-    bool known, target_known;
-};
-
+/* The thread's target, a column of the unit's sequence; NAN where there is none. */
 template <class T>
-static __device__ __forceinline__ void fetch_early(struct early &v, const encoder<T> &x, int64_t u, uint64_t cursor,
-                                                   const d16_place<T> &at)
+static __device__ __forceinline__ float fetch_target(const encoder<T> &x, int64_t u, uint64_t cursor, const d16_place<T> &at)
 {
-    const struct ps_cuda_windows &w = x.embed.windows, &t = x.head.targets;
-    const int thread = at.tile * 32 + at.lane;
-    const float *const from = window_at(x, w, cursor, (uint32_t)u);
-    const float *const target = x.head.weight ? window_at(x, t, cursor, (uint32_t)u) : NULL;
-    v.known = from;
-    v.target_known = target && thread < x.head.horizon;
-#pragma unroll
-    for (int j = 0; j < EARLY; j++) {
-        const int i = thread + j * (NT * 32);
-        v.window[j] = *(from && i < x.embed.length ? from + i * w.by_time : w.data);
-    }
-    v.target = *(v.target_known ? target + thread * t.by_time : w.data);
-}
-
-/* Those, and what is left of the window, to `values`. */
-template <class T>
-static __device__ __forceinline__ void put_window(float *values, const struct early &v, const encoder<T> &x, int64_t u,
-                                                  uint64_t cursor, const d16_place<T> &at)
-{
-    const struct ps_cuda_windows &w = x.embed.windows;
-    const int thread = at.tile * 32 + at.lane, length = x.embed.length;
-#pragma unroll
-    for (int j = 0; j < EARLY; j++) {
-        if (thread + j * (NT * 32) < length) {
-            values[thread + j * (NT * 32)] = v.known ? v.window[j] : NAN;
-        }
-    }
-    if (length > EARLY * NT * 32) {
-        const float *const from = window_at(x, w, cursor, (uint32_t)u);
-#pragma unroll 1
-        for (int i = EARLY * NT * 32 + thread; i < length; i += NT * 32) {
-            values[i] = from ? from[i * w.by_time] : NAN;
-        }
-    }
+    const struct ps_cuda_windows &t = x.head.targets;
+    const int column = at.tile * 32 + at.lane;
+    const float *from = x.head.weight && column < x.head.horizon ? window_at(x, t, cursor, (uint32_t)u) : NULL;
+    const float target = *(from ? from + column * t.by_time : x.embed.windows.data);
+    return from ? target : NAN;
 }
 
 /* The warp's place, found anew: what follows from it would fill the registers, and spills leave the multiprocessor, most of whose
@@ -93,7 +45,7 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
     at.take(x, own_unit);
     float *const values = (float *)(weights + x.layers * LAYER_BYTES + at.unit * 2 * KV_BYTES);
     struct ahead now = {0, 0};
-    struct early early = {};
+    float target = NAN;
     const bool expects = x.embed.weight && x.d16.kept;
     if (expects) {
         now = *ahead_at(x);
@@ -124,11 +76,11 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
             }
             now = found;
         }
-        fetch_early(early, x, own_unit, now.cursor, at);
+        target = fetch_target(x, own_unit, now.cursor, at);
+        gather_windows(values, x, own_unit, now.cursor, 0, at);
         if constexpr (DROP) {
             embed_bits = embed_draw(x, now.step, at);
         }
-        put_window(values, early, x, own_unit, now.cursor, at);
         at.sync();
         if (x.embed.revin) {
             ps_window_statistics<12, true>(values, x.embed.length, x.embed.epsilon, mean, deviation);
@@ -167,7 +119,7 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
         ps_mbarrier_arrive_copied(staged);
     }
     if (x.head.weight) { /* behind all layers' work */
-        stage_head_d16<D, NT>(x, (T *)(weights + x.head.at), early.target_known ? early.target : NAN);
+        stage_head_d16<D, NT>(x, (T *)(weights + x.head.at), target);
     }
 #pragma unroll 1
     for (int l = 0; l < x.layers; l++) {
@@ -184,7 +136,6 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
             kv + (uint32_t)(at.tile * 2 * KV_ROW + at.lane / 8 % 2 * KV_ROW + at.lane / 16 * MATRIX + at.lane % 8 * 16);
         uint32_t last[2]; /* the operand that adds up the last probabilities */
         last_keys(last, ps_one<T>, x.n, at);
-        const uint32_t here0 = at.here[0] ? 0xffffffffu : 0u, here1 = at.here[1] ? 0xffffffffu : 0u;
         const uint32_t buffer = (uint32_t)(l % 2 * KV_BYTES);
         uint32_t a[4], q[4], words[3] = {0, 0, 0xffffffffu};
         float rstd[2], xhat[2][4], c[2][4];
@@ -201,19 +152,7 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
         }
         normalise(xhat, rstd, u, x.epsilon, NULL, at);
         scale_shift<T>(a, xhat, w.ln1_gamma, w.ln1_beta, at.q);
-        project16(c, a, w.w_qkv, LD_QKV, w.b_qkv, at);
-        scale_rows(c, x.scale_log2e);
-        pack_operand<T>(q, c[0], c[1]);
-        {
-            uint32_t packed[4];
-            project16(c, a, w.w_qkv + D, LD_QKV, w.b_qkv + D / 2, at);
-            pack_operand<T>(packed, c[0], c[1]);
-            ps_stmatrix4_at(own_rows + buffer, packed);
-            project16(c, a, w.w_qkv + 2 * D, LD_QKV, w.b_qkv + D, at);
-            pack_operand<T>(packed, c[0], c[1]);
-            packed[0] &= here0, packed[1] &= here1, packed[2] &= here0, packed[3] &= here1;
-            ps_stmatrix4_at(own_rows + buffer + 2 * MATRIX, packed);
-        }
+        project_heads<T>(q, a, w, x.scale_log2e, own_rows + buffer, at, [](int, const uint32_t(&)[4]) {});
         if (keep) {
             uint32_t packed[4];
             pack_operand<T>(packed, xhat[0], xhat[1]);
@@ -231,7 +170,7 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
         const d16_place<T> again = place_again(x);
         /* u = r = u + drop(merged W_o + b_o) */
         project16(c, a, w.w_o, LD, w.b_o, again);
-        add_where(u, c, words[2], x.drop_scale);
+        add_kept(u, c, words[2], x.drop_scale);
 
         /* u = r + drop(drop(gelu(LN2(r) W_1 + b_1)) W_2 + b_2) */
         normalise(xhat, rstd, u, x.epsilon, NULL, again);
@@ -254,10 +193,8 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
         for (int half = 0; half < 2; half++) {
             feed_forward<DROP, PS_GELU_TANH>(c, a, half ? words[1] : words[0], hidden_columns(w, half), again);
         }
-        set_bias(xhat[0], w.b_2, again.q);
-        set_bias(xhat[1], w.b_2 + 4, again.q);
-        scale_add_rows(c, x.half_scale, xhat);
-        add_where(u, c, words[2] >> 1, x.drop_scale);
+        finish_hidden(c, w, x.half_scale, again);
+        add_kept(u, c, words[2] >> 1, x.drop_scale);
     }
     if (DROP && x.d16.kept && !drawn && threadIdx.x == 0) {
         *tag_at(x, step) = tag_of(x, step);

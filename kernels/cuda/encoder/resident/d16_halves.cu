@@ -134,42 +134,44 @@ static int64_t tiles_of(const struct halves_plan &p)
     return (p.units + MOST_WARPS) * p.tiles;
 }
 
-/* What is kept, in order: slots, masks, the embedding's, statistics, what forward expects next, the sums of dz. */
-static size_t slots_bytes(const struct ps_encoder_request *e, const struct halves_plan &p)
+/* What is kept. */
+template <class T>
+static size_t take_kept(encoder<T> *x, struct halves *h, const struct ps_encoder_request *e, const struct halves_plan &p,
+                        char *memory)
 {
-    return (size_t)e->layers * SLOTS * (size_t)tiles_of(p) * SLOT_BYTES;
+    struct arena m = {memory, 0};
+    const int64_t tiles = tiles_of(p);
+    m.take(h->kept, e->layers * SLOTS * tiles * SLOT_BYTES);
+    m.take(h->masks, e->layers * (MASKS_HIDDEN + e->d_ff / 64) * tiles * 32);
+    m.take(x->embed.masks, tiles * 8);
+    m.take(h->statistics, e->layers * 2 * 2 * D);
+    m.take(h->ahead, 1);
+    m.take(h->top, p.multiprocessors * D); /* of the blocks of any kernel, since backward's take turns there */
+    return m.bytes;
 }
 
-static size_t masks_bytes(const struct ps_encoder_request *e, const struct halves_plan &p)
+/* The workspace: sums over rows, and then what is kept where nothing is to be, or the gradients. */
+template <class T>
+static size_t take_workspace(encoder<T> *x, struct halves *h, const struct ps_encoder_request *e, const struct halves_plan &p)
 {
-    return (size_t)e->layers * (size_t)(MASKS_HIDDEN + e->d_ff / 64) * (size_t)tiles_of(p) * 32 * sizeof(uint32_t);
-}
-
-static size_t embed_masks_bytes(const struct halves_plan &p)
-{
-    return (size_t)tiles_of(p) * 8 * sizeof(uint32_t);
-}
-
-static size_t statistics_bytes(const struct ps_encoder_request *e)
-{
-    return (size_t)e->layers * 2 * 2 * D * sizeof(float);
-}
-
-/* Of the blocks of any kernel, since backward's take turns there. */
-static size_t top_bytes(const struct halves_plan &p)
-{
-    return (size_t)p.multiprocessors * D * sizeof(float2);
-}
-
-static size_t kept_bytes(const struct ps_encoder_request *e, const struct halves_plan &p)
-{
-    return slots_bytes(e, p) + masks_bytes(e, p) + embed_masks_bytes(p) + statistics_bytes(e) + sizeof(struct ahead) + top_bytes(p);
+    struct arena m = {(char *)e->workspace, 0};
+    const int64_t tiles = tiles_of(p), blocks = p.multiprocessors;
+    m.take(h->sums, blocks * D);
+    m.take(h->before, blocks * D);
+    const size_t kept = m.bytes + take_kept(x, h, e, p, e->kept ? (char *)e->kept : m.begin + m.bytes);
+    m.take(h->gradient, 2 * tiles * SLOT_BYTES);
+    m.take(h->pieces, e->residual_attention ? pair_of((int)e->layers, 0) * 2 * tiles * SLOT_BYTES : 0);
+    m.take(x->sums.partial, blocks * e->layers * layer_sums(D, (int)e->d_ff));
+    m.take(x->embed.partial, blocks * embed_rows_of((int)e->patch_len, (int)e->patches) * D);
+    return m.bytes > kept ? m.bytes : kept;
 }
 
 template <class T>
 static enum ps_status halves_plan_of(const struct ps_kernels *k, const struct ps_encoder_request *e, struct ps_encoder_plan *plan)
 {
     struct halves_plan p;
+    encoder<T> x;
+    struct halves h;
     PS_TRY(plan_make<T>(k, e, &p));
     plan->own = malloc(sizeof p);
     if (!plan->own) {
@@ -177,7 +179,7 @@ static enum ps_status halves_plan_of(const struct ps_kernels *k, const struct ps
     }
     *(struct halves_plan *)plan->own = p;
     plan->kernels = "resident/d16_halves";
-    plan->kept_bytes = kept_bytes(e, p);
+    plan->kept_bytes = take_kept(&x, &h, e, p, NULL);
     return PS_OK;
 }
 
@@ -207,60 +209,23 @@ static enum ps_encoder_span halves_span(const struct ps_kernels *k, const struct
                                                                         : PS_SPAN_EMBEDDING;
 }
 
-/* The workspace, in order: sums over rows, gradients, those of q and k of layers below, partial gradients, the embedding's; and
- * room for what is kept where nothing is to be. */
-static size_t sums_bytes(const struct ps_cuda_context *c)
-{
-    return (2 * (size_t)c->multiprocessors * D * sizeof(float2) + 255) / 256 * 256;
-}
-
-static size_t gradients_bytes(const struct halves_plan &p)
-{
-    return 2 * (size_t)tiles_of(p) * SLOT_BYTES;
-}
-
-static size_t pieces_bytes(const struct ps_encoder_request *e, const struct halves_plan &p)
-{
-    return e->residual_attention ? (size_t)pair_of((int)e->layers, 0) * 2 * (size_t)tiles_of(p) * SLOT_BYTES : 0;
-}
-
-static size_t partial_bytes(const struct ps_cuda_context *c, const struct ps_encoder_request *e)
-{
-    return (size_t)c->multiprocessors * (size_t)e->layers * (size_t)layer_sums(D, (int)e->d_ff) * sizeof(float);
-}
-
-static size_t halves_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_request *e,
+static size_t halves_workspace_bytes(const struct ps_kernels *, const struct ps_encoder_request *e,
                                      const struct ps_encoder_plan *plan)
 {
-    const struct halves_plan &p = plan_of(plan);
-    const struct ps_cuda_context *c = ps_cuda(k);
-    const size_t embed = (size_t)c->multiprocessors * (size_t)embed_rows_of((int)e->patch_len, (int)e->patches) * D * sizeof(float);
-    const size_t backward = gradients_bytes(p) + pieces_bytes(e, p) + partial_bytes(c, e) + embed;
-    return sums_bytes(c) + (backward > kept_bytes(e, p) ? backward : kept_bytes(e, p));
+    encoder<ps_bf16> x; /* fp16's is as large */
+    struct halves h;
+    return take_workspace(&x, &h, e, plan_of(plan));
 }
 
 template <class T>
-static void halves_make(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct halves_plan &p, encoder<T> *x,
-                        struct halves *h)
+static void halves_make(const struct ps_encoder_request *e, const struct halves_plan &p, encoder<T> *x, struct halves *h)
 {
     *x = ps_resident_of<T>(e, p.blocks);
     x->unit_rows = x->n;
     x->units = p.units;
     x->block_units = p.block_units;
     *h = {};
-    char *const workspace = (char *)e->workspace, *const rest = workspace + sums_bytes(ps_cuda(k));
-    h->sums = (float2 *)workspace;
-    h->before = h->sums + ps_cuda(k)->multiprocessors * D;
-    h->kept = e->kept ? (char *)e->kept : rest;
-    h->masks = (uint32_t *)(h->kept + slots_bytes(e, p));
-    x->embed.masks = (uint32_t *)((char *)h->masks + masks_bytes(e, p));
-    h->statistics = (float *)((char *)x->embed.masks + embed_masks_bytes(p));
-    h->ahead = (struct ahead *)((char *)h->statistics + statistics_bytes(e));
-    h->top = (float2 *)(h->ahead + 1);
-    h->gradient = rest;
-    h->pieces = rest + gradients_bytes(p);
-    x->sums.partial = (float *)(h->pieces + pieces_bytes(e, p));
-    x->embed.partial = (float *)((char *)x->sums.partial + partial_bytes(ps_cuda(k), e));
+    (void)take_workspace(x, h, e, p);
     embed_make(e, 1, &x->embed);
     head_step_make(e, &x->head);
     x->sums.plain = true;
@@ -272,10 +237,6 @@ static void halves_make(const struct ps_kernels *k, const struct ps_encoder_requ
     h->staged = p.staged;
     h->training = e->training;
     h->residual = e->residual_attention;
-    for (int i = 0; i < 4; i++) {
-        h->running[i] = e->offsets.running[i];
-    }
-    h->running_stride = e->offsets.running_stride;
     h->momentum = e->momentum;
     h->per_row = 1.0 / (double)x->rows;
     h->unbiased = 1.0 / ((double)x->rows - 1.0);
@@ -296,8 +257,7 @@ template <class T> static void take_dropout(encoder<T> *x, const struct ps_dropo
 
 template <class T> using halves_kernel = void(const encoder<T>, const struct halves);
 
-/* The next kernel; its sums are where those of the one before the last lie. By ps_cuda_launch, so that a kernel whose parameters or
- * step may just have been written reads nothing early. */
+/* The next kernel; its sums are where those of the one before the last lie. */
 template <class T>
 static enum ps_status halves_launch(const struct ps_kernels *k, const char *what, halves_kernel<T> *kernel, int blocks, int threads,
                                     int shared, const encoder<T> &x, struct halves &h)
@@ -307,11 +267,7 @@ static enum ps_status halves_launch(const struct ps_kernels *k, const char *what
     h.sums = other;
     h.blocks_before = h.blocks;
     h.blocks = blocks;
-    if (shared > 48 * 1024) {
-        PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, what));
-    }
-    ps_cuda_launch(ps_cuda(k), kernel, dim3((unsigned)blocks), (unsigned)threads, (size_t)shared, x, h);
-    PS_CUDA_LAUNCHED(what);
+    return ps_resident_launch(ps_cuda(k), what, kernel, (unsigned)blocks, threads, (size_t)shared, x, h);
 }
 
 template <class T, bool EMBED> static halves_kernel<T> *attention_of(int instance, bool backward)
@@ -376,7 +332,7 @@ static enum ps_status halves_forward(const struct ps_kernels *k, const struct ps
     const char *const what = "encoder forward";
     encoder<T> x;
     struct halves h;
-    halves_make(k, e, p, &x, &h);
+    halves_make(e, p, &x, &h);
     if (!e->training && p.evaluation) {
         return halves_launch(k, what, evaluation_of<T>(p.tiles, e->activation), p.blocks, p.threads, p.evaluation, x, h);
     }
@@ -406,7 +362,7 @@ static enum ps_status halves_backward(const struct ps_kernels *k, const struct p
     const char *const what = "encoder backward";
     encoder<T> x;
     struct halves h;
-    halves_make(k, e, p, &x, &h);
+    halves_make(e, p, &x, &h);
     x.half_scale = h.hidden_scale / d16_times(e->activation);
     h.layer = x.layers - 1;
     if (e->headed) {
@@ -426,9 +382,7 @@ static enum ps_status halves_backward(const struct ps_kernels *k, const struct p
         PS_TRY(halves_launch(k, what, attention_of<T>(p.instance, true, embed), p.blocks, p.threads,
                              embed ? embed_backward_bytes(e, p) : p.backward, x, h));
     }
-    return ps_resident_launch(
-        sum_kernel<T, D>, dim3((unsigned)((4 * D + 2 * x.f) * D / SUM_TILE), (unsigned)(x.layers + (e->embed_gradient ? 1 : 0))),
-        SUM_THREADS, 0, ps_cuda(k)->stream, "encoder weight gradients", x);
+    return launch_sums(ps_cuda(k), sum_kernel<T, D>, D, e->embed_gradient, x);
 }
 
 } // namespace ps_resident

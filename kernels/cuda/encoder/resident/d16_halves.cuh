@@ -34,17 +34,15 @@ struct halves {
     int blocks, blocks_before;
     float *statistics; /* [layers][2][2][16]: mean and 1 / deviation of each norm */
     struct ahead *ahead;
-    float2 *top;        /* the sums that the kernel with the loss leaves */
-    float *parameters;  /* flat: the running ones are moved there */
-    int64_t tiles;      /* of a layer, and more: no unit or tile of a block is left out */
-    int row_tiles;      /* R / 16 */
-    int layer;          /* the kernel's */
-    int training;       /* else the running statistics serve, and nothing is kept */
-    int staged;         /* times 64 hidden columns that the backward has in shared memory at once */
-    int residual;       /* residual attention: scores of the layers below are added */
-    int64_t running[4]; /* offsets of the first layer's: norm 1's mean, variance, norm 2's */
-    int64_t running_stride;
-    double momentum, per_row, unbiased;                          /* the last two: 1 / R, 1 / (R - 1) */
+    float2 *top;                        /* the sums that the kernel with the loss leaves */
+    float *parameters;                  /* flat: the running ones are moved there */
+    int64_t tiles;                      /* of a layer, and more: no unit or tile of a block is left out */
+    int row_tiles;                      /* R / 16 */
+    int layer;                          /* the kernel's */
+    int training;                       /* else the running statistics serve, and nothing is kept */
+    int staged;                         /* times 64 hidden columns that the backward has in shared memory at once */
+    int residual;                       /* residual attention: scores of the layers below are added */
+    double momentum, per_row, unbiased; /* the last two: 1 / R, 1 / (R - 1) */
     uint32_t hidden_threshold, hidden_below, hidden_minus_below; /* the encoder's are of the rows that the kernel ends with */
     float hidden_scale;
 };
@@ -334,9 +332,10 @@ template <class T> static __device__ __forceinline__ struct halves_norm look_par
     return n;
 }
 
-static __device__ __forceinline__ float *running_of(const struct halves &h, int layer, int of)
+template <class T>
+static __device__ __forceinline__ float *running_of(const encoder<T> &x, const struct halves &h, int layer, int of, int column)
 {
-    return h.parameters + layer * h.running_stride + h.running[of] + (int)threadIdx.x;
+    return h.parameters + layer * x.at.running_stride + x.at.running[of] + column;
 }
 
 /* For begin_forward. */
@@ -345,8 +344,8 @@ static __device__ __forceinline__ struct halves_norm look_forward(const encoder<
 {
     struct halves_norm n = look_parameters(x, layer, norm);
     if (threadIdx.x < D && (!h.training || blockIdx.x == 0)) {
-        n.first = __ldcg(running_of(h, layer, 2 * norm));
-        n.second = __ldcg(running_of(h, layer, 2 * norm + 1));
+        n.first = __ldcg(running_of(x, h, layer, 2 * norm, (int)threadIdx.x));
+        n.second = __ldcg(running_of(x, h, layer, 2 * norm + 1, (int)threadIdx.x));
         n.mean = n.first;
         n.rstd = rsqrtf(n.second + x.epsilon);
     }
@@ -424,8 +423,9 @@ static __device__ __forceinline__ void begin_forward(struct halves_columns &to, 
         keep[0] = n.mean;
         keep[D] = n.rstd;
         if (isfinite(n.mean) && isfinite((float)(squares * h.per_row))) {
-            *running_of(h, layer, 2 * norm) = n.first + (float)(h.momentum * (mean - (double)n.first));
-            *running_of(h, layer, 2 * norm + 1) = n.second + (float)(h.momentum * (squares * h.unbiased - (double)n.second));
+            *running_of(x, h, layer, 2 * norm, column) = n.first + (float)(h.momentum * (mean - (double)n.first));
+            *running_of(x, h, layer, 2 * norm + 1, column) =
+                n.second + (float)(h.momentum * (squares * h.unbiased - (double)n.second));
         }
     }
 }

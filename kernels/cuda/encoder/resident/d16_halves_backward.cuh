@@ -48,16 +48,6 @@ static __host__ __device__ constexpr int halves_tile_bytes(int staged)
     return HALVES_NORMED + staged * 2 * STAGED_ROW;
 }
 
-/* Ones beside the operands of weights' gradients, for biases: matrix `which` of each of `rows` rows of matrices. */
-template <class T>
-static __device__ __forceinline__ void fill_ones(char *memory, int rows, int row, int which, int thread, int threads)
-{
-    for (int i = thread; i < rows * 8; i += threads) {
-        *(uint4 *)(memory + i / 8 * row + which * MATRIX + i % 8 * 16) =
-            make_uint4(ps_ones<T>(), ps_ones<T>(), ps_ones<T>(), ps_ones<T>());
-    }
-}
-
 /* From the gradient of the layer's output to that of what norm 1 gives. Before the wait: all but that gradient and its sums. */
 template <class T, enum ps_activation ACTIVATION>
 static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
@@ -77,7 +67,7 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
     tile_place<T> at;
     uint32_t *const words = hidden_words(shared_memory, x.f, at.lane);
     stage_hidden(w, x, h.layer);
-    fill_ones<T>(tiles + warp * tile_bytes, 2, ROWS_ROW, 2, at.lane, 32);
+    fill_ones<T>(tiles + warp * tile_bytes, 2, at.lane, 32);
     struct halves_norm norm = {};
     if (!top) {
         norm = look_backward(x, h, h.layer, NORM_2);
@@ -250,7 +240,7 @@ static __global__ void __launch_bounds__(halves_warps(TILES) * 32)
     const int unit_bytes = bytes_of(pieces) + (EMBED ? halves_patches_bytes(at.tiles(), x.embed.patch) : 0);
     T *const embedding = (T *)(units + bytes_of(0));
     stage_attention(w, x, h.layer);
-    fill_ones<T>(units + at.unit * unit_bytes + to_rows, matrices, ROWS_ROW, 2, at.tile * 32 + at.lane, at.tiles() * 32);
+    fill_ones<T>(units + at.unit * unit_bytes + to_rows, matrices, at.tile * 32 + at.lane, at.tiles() * 32);
     const struct halves_norm norm = look_backward(x, h, h.layer, NORM_1);
     if (h.layer > 0) {
         set_forward(input, look_kept(x, h, h.layer - 1, NORM_2));
@@ -378,14 +368,8 @@ static __global__ void __launch_bounds__(halves_warps(TILES) * 32)
             add_operand<T>(dk, more_k);
         }
         at.sync(); /* q, k, v and merged's gradient have been read */
-        ps_stmatrix4_at(own_columns, dq);
-        ps_stmatrix4_at(own_columns + 2 * MATRIX, dk);
-        ps_stmatrix4_at(own_columns + 4 * MATRIX, dv);
         ps_stmatrix4_at(own_columns + 6 * MATRIX, branch);
-        clear(dx);
-        multiply16_transposed(dx, dq, w.w_qkv, LD_QKV, at);
-        multiply16_transposed(dx, dk, w.w_qkv + D, LD_QKV, at);
-        multiply16_transposed(dx, dv, w.w_qkv + 2 * D, LD_QKV, at);
+        project_heads_backward(dx, dq, dk, dv, w, own_columns, at);
         add_rows(g, dx);
         if constexpr (EMBED) {
             const int pitch = embed_pitch(D, x.embed.patch);

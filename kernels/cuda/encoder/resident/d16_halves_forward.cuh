@@ -64,38 +64,6 @@ template <int TILES> struct halves_rows {
     }
 };
 
-/* Queries, scaled, to q, keys and values to their places, of the operand a. left(slot, operand): each, rounded. */
-template <class T, class P, class LEFT>
-static __device__ __forceinline__ void project_heads(uint32_t (&q)[4], const uint32_t (&a)[4], const halves_attention_weights<T> &w,
-                                                     float scale, uint32_t own, const P &at, const LEFT &left)
-{
-    float y[2][4];
-    uint32_t packed[4];
-    project16(y, a, w.w_qkv, LD_QKV, w.b_qkv, at);
-    scale_rows(y, scale);
-    pack_operand<T>(q, y[0], y[1]);
-    left(SLOT_Q, q);
-    project16(y, a, w.w_qkv + D, LD_QKV, w.b_qkv + D / 2, at);
-    pack_operand<T>(packed, y[0], y[1]);
-    ps_stmatrix4_at(own, packed);
-    left(SLOT_K, packed);
-    project16(y, a, w.w_qkv + 2 * D, LD_QKV, w.b_qkv + D, at);
-    pack_operand<T>(packed, y[0], y[1]);
-    clear_missing(packed, at);
-    ps_stmatrix4_at(own + 2 * MATRIX, packed);
-    left(SLOT_V, packed);
-}
-
-/* y = y scale + b_2. */
-template <class T, class P>
-static __device__ __forceinline__ void finish_hidden(float (&y)[2][4], const halves_hidden_weights<T> &w, float scale, const P &at)
-{
-    float bias[2][4];
-    set_bias(bias[0], w.b_2, at.q);
-    set_bias(bias[1], w.b_2 + 4, at.q);
-    scale_add_rows(y, scale, bias);
-}
-
 /* u + drop(attention(u) W_o + b_o), u the layer's input: norm 2 of the layer below, or what the embedding gives. Before the wait:
  * parameters, q and k of the layers below, which their attention wrote, and the masks. EMBED: the first layer's, which embeds: the
  * kernel before may have written parameters and the step, so that windows, normalised, and masks are those of the step that the
@@ -220,9 +188,9 @@ static __global__ void __launch_bounds__(halves_warps(TILES) * 32)
             *halves_masks_at(x, h, MASKS_O, tile, at.lane) = bits;
         }
         pack_operand<T>(a, u[0], u[1]);
-        project_heads(q, a, w, x.scale_log2e, rows.own, at, [&](int slot, const uint32_t(&operand)[4]) {
-            if (slot != SLOT_V || h.training) {
-                leave_operand(slot_at(h, h.layer, slot, tile, at.lane), operand);
+        project_heads<T>(q, a, w, x.scale_log2e, rows.own, at, [&](int part, const uint32_t(&operand)[4]) {
+            if (part < 2 || h.training) {
+                leave_operand(slot_at(h, h.layer, SLOT_Q + part, tile, at.lane), operand);
             }
         });
         at.sync();
@@ -273,7 +241,7 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
         uint32_t a[4], bits = 0xffffffffu;
         float r[2][4], y[2][4];
         if (h.hidden_threshold) {
-            const struct philox_site site = philox_site_at(x, step, x.site + 3 * h.layer + 1);
+            const uint4 site = ps_draws_begin(x.keys, x.site + 3 * h.layer + 1, step);
 #pragma unroll 1
             for (int half = 0; half < x.f / 64; half++) {
                 words[half * 32] = draw_hidden(x, h.hidden_below, h.hidden_minus_below, site, row, x.f, half, at.q);
@@ -391,11 +359,10 @@ static __global__ void __launch_bounds__(halves_warps(TILES) * 32)
     }
     for (int i = (int)threadIdx.x; i < x.layers * 2 * D; i += (int)blockDim.x) {
         const int l = i / (2 * D), norm = i / D % 2, column = i % D;
-        const float *const running = h.parameters + l * h.running_stride + column;
         const float gamma = __ldcg(x.parameters + vector_at(x, norm == NORM_2 ? x.at.ln2_gamma : x.at.ln1_gamma, l) + column);
         const float beta = __ldcg(x.parameters + vector_at(x, norm == NORM_2 ? x.at.ln2_beta : x.at.ln1_beta, l) + column);
-        const float mean = __ldcg(running + h.running[2 * norm]);
-        const float scale = gamma * rsqrtf(__ldcg(running + h.running[2 * norm + 1]) + x.epsilon);
+        const float mean = __ldcg(running_of(x, h, l, 2 * norm, column));
+        const float scale = gamma * rsqrtf(__ldcg(running_of(x, h, l, 2 * norm + 1, column)) + x.epsilon);
         const halves_layer<T> w(memory + l * layer_bytes, x.f);
         w.norms.scale[norm][column] = scale;
         w.norms.shift[norm][column] = fmaf(-mean, scale, beta);
@@ -456,8 +423,8 @@ static __global__ void __launch_bounds__(halves_warps(TILES) * 32)
             }
             normalise();
             pack_operand<T>(a, u[0], u[1]);
-            project_heads(q, a, w.attention, x.scale_log2e, rows.own, at, [&](int slot, const uint32_t(&operand)[4]) {
-                if (slot == SLOT_K && is_read) {
+            project_heads<T>(q, a, w.attention, x.scale_log2e, rows.own, at, [&](int part, const uint32_t(&operand)[4]) {
+                if (part == 1 && is_read) {
                     leave_below(rows.below.own, q);
                     leave_below(rows.below.own + PIECE_KEYS, operand);
                 }

@@ -90,6 +90,16 @@ static __device__ __forceinline__ void feed_forward(float (&c)[2][4], const uint
     }
 }
 
+/* y = y scale + b_2. */
+template <class W, class P>
+static __device__ __forceinline__ void finish_hidden(float (&y)[2][4], const W &w, float scale, const P &at)
+{
+    float bias[2][4];
+    set_bias(bias[0], w.b_2, at.q);
+    set_bias(bias[1], w.b_2 + 4, at.q);
+    scale_add_rows(y, scale, bias);
+}
+
 /* 64 hidden columns, d16_times, and the gradient before the activation, to the tile's staged columns; dx += that gradient W_1'. dm:
  * the gradient that enters W_2. */
 template <bool DROP, enum ps_activation ACTIVATION, class T, class P>

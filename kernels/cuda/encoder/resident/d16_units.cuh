@@ -103,7 +103,7 @@ template <class T> static __device__ __forceinline__ struct tag *tag_at(const en
 
 template <class T> static __device__ __forceinline__ struct tag tag_of(const encoder<T> &x, uint64_t step)
 {
-    return {step + 1, (uint64_t)x.key[0][1] << 32 | x.key[0][0], (uint64_t)x.site << 32 | x.below,
+    return {step + 1, (uint64_t)x.keys.y[0] << 32 | x.keys.x[0], (uint64_t)x.site << 32 | x.below,
             (uint64_t)x.rows_before << 32 | (uint32_t)(x.n << 16 | x.block_units)};
 }
 
@@ -120,18 +120,17 @@ template <class T> static __device__ __forceinline__ struct ahead *ahead_at(cons
 
 /* Masks of columns 64 half .. 64 half + 63 of the tile's hidden values, d_ff of them a row, whose row g is `first` of the batch. */
 template <class T>
-static __device__ __forceinline__ uint32_t draw_hidden(const encoder<T> &x, uint32_t below, uint32_t minus_below,
-                                                       const struct philox_site &site, uint32_t first, int f, int half, int q)
+static __device__ __forceinline__ uint32_t draw_hidden(const encoder<T> &x, uint32_t below, uint32_t minus_below, uint4 site,
+                                                       uint32_t first, int f, int half, int q)
 {
     uint32_t bits = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int part = i / 2, h = i % 2;
-        uint32_t drawn[4];
-        philox_draw(drawn, x, site, (first + 8 * h) * (f / 8) + half * 8 + part * 4 + q);
+        const struct ps_block drawn = ps_draws_after(x.keys, site, (first + 8 * h) * (f / 8) + half * 8 + part * 4 + q);
 #pragma unroll
         for (int t = 0; t < 4; t++) {
-            bits += ps_kept2(drawn[t], below, minus_below) << (t + 4 * h + 8 * part);
+            bits += ps_kept2(drawn.word[t], below, minus_below) << (t + 4 * h + 8 * part);
         }
     }
     return bits;
@@ -142,7 +141,7 @@ template <class T>
 static __device__ __forceinline__ void draw_tile(uint32_t (&words)[3], const encoder<T> &x, uint64_t step, int layer,
                                                  uint32_t first, int q)
 {
-    const struct philox_site hidden = philox_site_at(x, step, x.site + 3 * layer + 1);
+    const uint4 hidden = ps_draws_begin(x.keys, x.site + 3 * layer + 1, step);
     first += x.rows_before;
 #pragma unroll 1
     for (int half = 0; half < 2; half++) {
@@ -258,6 +257,52 @@ static __device__ __forceinline__ void multiply16_transposed(float (&c)[2][4], c
     ps_ldmatrix4(b, w + at.other * ld + at.across);
     ps_mma16<T>(c[0], a, b[0], b[1], c[0]);
     ps_mma16<T>(c[1], a, b[2], b[3], c[1]);
+}
+
+/* Queries, scaled, to q, keys and values to their places, of the operand a; w: the layer's weights. left(part, operand): each,
+ * rounded. */
+template <class T, class W, class P, class LEFT>
+static __device__ __forceinline__ void project_heads(uint32_t (&q)[4], const uint32_t (&a)[4], const W &w, float scale,
+                                                     uint32_t own, const P &at, const LEFT &left)
+{
+    float y[2][4];
+    uint32_t packed[4];
+    project16(y, a, w.w_qkv, LD_QKV, w.b_qkv, at);
+    scale_rows(y, scale);
+    pack_operand<T>(q, y[0], y[1]);
+    left(0, q);
+    project16(y, a, w.w_qkv + D, LD_QKV, w.b_qkv + D / 2, at);
+    pack_operand<T>(packed, y[0], y[1]);
+    ps_stmatrix4_at(own, packed);
+    left(1, packed);
+    project16(y, a, w.w_qkv + 2 * D, LD_QKV, w.b_qkv + D, at);
+    pack_operand<T>(packed, y[0], y[1]);
+    clear_missing(packed, at);
+    ps_stmatrix4_at(own + 2 * MATRIX, packed);
+    left(2, packed);
+}
+
+/* The gradients of queries, keys and values to their places, and dx, that of what W_qkv has read. */
+template <class W, class P>
+static __device__ __forceinline__ void project_heads_backward(float (&dx)[2][4], const uint32_t (&dq)[4], const uint32_t (&dk)[4],
+                                                              const uint32_t (&dv)[4], const W &w, uint32_t own, const P &at)
+{
+    ps_stmatrix4_at(own, dq);
+    ps_stmatrix4_at(own + 2 * MATRIX, dk);
+    ps_stmatrix4_at(own + 4 * MATRIX, dv);
+    clear(dx);
+    multiply16_transposed(dx, dq, w.w_qkv, LD_QKV, at);
+    multiply16_transposed(dx, dk, w.w_qkv + D, LD_QKV, at);
+    multiply16_transposed(dx, dv, w.w_qkv + 2 * D, LD_QKV, at);
+}
+
+/* Ones beside the operands of weights' gradients, for biases: matrix 2 of each of `rows` rows of matrices. */
+template <class T> static __device__ __forceinline__ void fill_ones(char *memory, int rows, int thread, int threads)
+{
+    for (int i = thread; i < rows * 8; i += threads) {
+        *(uint4 *)(memory + i / 8 * ROWS_ROW + 2 * MATRIX + i % 8 * 16) =
+            make_uint4(ps_ones<T>(), ps_ones<T>(), ps_ones<T>(), ps_ones<T>());
+    }
 }
 
 /* Operands from 2 TILES matrices, `stride` bytes apart, of 16 TILES rows by 8 columns; p is the lane's place in the first. */

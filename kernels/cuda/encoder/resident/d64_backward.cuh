@@ -230,7 +230,6 @@ static __global__ void __launch_bounds__(THREADS, 1)
     float *const all_vectors = column_sums + COLUMN_SUMS / 4;
     float *const all_rstd = all_vectors + x.layers * vector_floats(F);
     float *const norms = column_sums + at.unit * 2 * D;
-    const struct sizes z = {F, 16, F, DROP};
     stream_rows<S> gradient; /* of y */
     uint32_t after[4];       /* LN2's xhat of the layer that comes */
     /* Of W_1 and W_2, W_qkv and W_o, M; one thread asks for all. */
@@ -295,7 +294,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             const auto norms_to = [&](int layer) { return x.d64.norms + ((int64_t)group * x.layers + layer) * (4 * D); };
             const float *const own_rstd = all_rstd + 2 * l * 64 + at.unit * 16 + at.g; /* LN1's rows; LN2's 64 further */
             /* Units beyond the last read some masks: their gradients are zero. */
-            const uint32_t *const masks = !DROP ? NULL : at.global_tile < x.units ? masks_at(x, z, l, at) : x.masks + at.g;
+            const uint32_t *const masks = !DROP ? NULL : at.global_tile < x.units ? masks_at(x, F, l, at) : x.masks + at.g;
             uint32_t xhat[4], a[4];
             float rstd[2], dx[2][4];
 

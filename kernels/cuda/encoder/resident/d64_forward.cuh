@@ -235,7 +235,6 @@ static __global__ void __launch_bounds__(THREADS, 1)
     panel_place<T> at(memory);
     char *const statistics = memory + panels_of(P, false) * PANEL + TABLE_BYTES + at.unit * STATISTICS;
     float *const all_vectors = (float *)(memory + panels_of(P, false) * PANEL + TABLE_BYTES + UNITS * STATISTICS);
-    const struct sizes z = {F, 16, F, DROP};
     uint64_t now = 0, cursor = 0;
     uint32_t rows[4];
     float floats[2][4]; /* in rows' place where the stream is of fp32; the embedding is not asked for then */
@@ -323,7 +322,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         for (int l = 0; l < x.layers; l++) {
             const float *const vectors = all_vectors + l * vector_floats(F);
             const float *const own_vectors = vectors + at.share * 16;
-            uint32_t *const keep = DROP && x.masks && at.global_tile < x.units ? masks_at(x, z, l, at) : NULL;
+            uint32_t *const keep = DROP && x.masks && at.global_tile < x.units ? masks_at(x, F, l, at) : NULL;
             /* What takes the place of this layer's weights: the next layer's, or the first one's for the next units. */
             const bool stage = l + 1 < x.layers || more;
             const int next = l + 1 < x.layers ? l + 1 : 0;

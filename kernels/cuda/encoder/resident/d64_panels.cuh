@@ -11,6 +11,15 @@ namespace ps_resident
 {
 
 enum { D = 64, UNITS = 4, THREADS = 512, PANEL = 64 * 64 * 2, STEP = 16 * 128 };
+
+/* Floats of a unit's windows that there is room for: where the unit's rows of a panel will lie. */
+enum { D64_WINDOW_FLOATS = 16 * 128 / 4 };
+
+/* The workspace begins with counters: tickets of products' jobs taken, products' jobs done and parts of W_h's gradient, blocks that
+ * wait for nothing any more, tickets of slices taken; the place in the order of windows that a forward expects of the next one, 8
+ * bytes, or, where the stream is of fp32, the bits of dy's largest magnitude, found before backward, whose last kernel takes it
+ * away; then flags [layers, groups]. All but the flags are zero before a step. */
+enum { TICKETS, DONE, ENDED, SLICE_TICKETS, AHEAD, PEAK = AHEAD, FLAGS = 6 };
 static_assert((int)UNITS == (int)D64_HEAD_UNITS, "the head's threads fetch their targets as forward begins");
 
 /* warpgroup = share, warp of it = unit. Addresses in shared memory are of a panel 0; others are so many panels further. */

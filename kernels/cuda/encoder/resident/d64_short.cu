@@ -24,7 +24,12 @@
  * The kernels are d64_forward.cuh, d64_backward.cuh and d64_weights.cuh, the update in it update.cuh; what they share is
  * d64_panels.cuh. Here is the host's side.
  *
- * With fp16 operands, u and gradients in memory of fp32 and no ends it is tf32's too: encoder/resident/d64_short_tf32.cu. */
+ * tf32 takes them with operands of fp16, u and gradients in memory of fp32 and no ends: so encoder/tf32.cu's kernels that turn rows
+ * to fp16 and back are not needed, which count here. Range and rounding are as that file says, but for the power of two, which is
+ * up to 2^120, and hidden columns, which are kept twice as large. Beside these kernels are one that writes the weights as fp16, 6
+ * bytes an element, and one that finds dy's largest element, 4 R d bytes. seed28k (105,000 elements, 6,400 rows): 0.6 MB and 1.6
+ * MB, from L2. */
+#include "kernels/cuda/context.cuh"
 #include "kernels/cuda/encoder/resident/d64_backward.cuh"
 #include "kernels/cuda/encoder/resident/d64_forward.cuh"
 #include "kernels/cuda/encoder/resident/d64_weights.cuh"
@@ -33,18 +38,7 @@
 namespace ps_resident
 {
 
-bool ps_encoder_d64_fits(const struct ps_encoder_request *e)
-{
-    return e->d_model == D && e->n_heads == 4 && e->patches <= 16 && (e->d_ff == 128 || e->d_ff == 256);
-}
-
-bool ps_encoder_d64_serves(const struct ps_encoder_request *e, int shared)
-{
-    return ps_encoder_d64_fits(e) && shared_bytes((int)e->d_ff, e->layers, true) + BARRIERS <= (size_t)shared &&
-           WEIGHTS_SHARED + WEIGHTS_STATIC <= shared;
-}
-
-int ps_encoder_d64_blocks(int64_t units, int multiprocessors)
+static int blocks_of(int64_t units, int multiprocessors)
 {
     const int64_t groups = (units + UNITS - 1) / UNITS, rounds = (groups + multiprocessors - 1) / multiprocessors;
     return (int)((groups + rounds - 1) / rounds);
@@ -55,38 +49,33 @@ int ps_encoder_d64_blocks(int64_t units, int multiprocessors)
  * of rows than that leaves, rounded down: the largest is what is waited for. */
 template <class T> static int splits_of(const encoder<T> &x, int64_t groups, int multiprocessors)
 {
-    const int64_t blocks = ps_encoder_d64_blocks(x.units, multiprocessors);
+    const int64_t blocks = blocks_of(x.units, multiprocessors);
     const int64_t splits = (blocks + 2 * x.layers * (multiprocessors - blocks)) / (x.layers * pairs_of(x.f / 64));
     const int64_t each = splits < 1 ? groups : splits > groups ? 1 : groups / splits;
     return (int)((groups + each - 1) / each);
 }
 
-/* The workspace, in order: counters and flags, norms, q, k and v, operands, column sums, partial products, W_h's. */
-template <class T> static size_t workspace_take(encoder<T> *x, char *workspace, int multiprocessors)
+template <class T> static size_t take_workspace(encoder<T> *x, char *workspace, int multiprocessors)
 {
+    struct arena m = {workspace, 0};
     const int p = x->f / 64;
-    const int64_t groups = (x->units + UNITS - 1) / UNITS;
-    size_t at = 0;
-    const auto take = [&](int64_t bytes) {
-        char *const begin = workspace + at;
-        at += ((size_t)bytes + 255) / 256 * 256;
-        return begin;
-    };
-    x->d64.splits = splits_of(*x, groups, multiprocessors);
-    x->d64.split_groups = (int)(groups / x->d64.splits);
-    x->d64.split_more = (int)(groups % x->d64.splits);
-    x->d64.counters = (unsigned *)take((FLAGS + x->layers * groups) * (int64_t)sizeof(unsigned));
+    const int64_t groups = (x->units + UNITS - 1) / UNITS, splits = splits_of(*x, groups, multiprocessors);
+    x->d64.splits = (int)splits;
+    x->d64.split_groups = (int)(groups / splits);
+    x->d64.split_more = (int)(groups % splits);
+    m.take(x->d64.counters, FLAGS + x->layers * groups);
     x->d64.flags = x->d64.counters + FLAGS;
-    x->d64.norms = (float *)take(groups * x->layers * (4 * D) * (int64_t)sizeof(float));
-    x->d64.left = (uint4 *)take(groups * x->layers * LEFT * (THREADS * (int64_t)sizeof(uint4)));
-    x->d64.operands = take(groups * x->layers * (kept_panels(p) * PANEL));
-    x->d64.column_sums = (float *)take(2 * (int64_t)x->d64.splits * x->layers * vector_floats(x->f) * (int64_t)sizeof(float));
-    x->d64.products = (float *)take((int64_t)x->layers * pairs_of(p) * x->d64.splits * JOB_FLOATS * (int64_t)sizeof(float));
-    x->d64.head.parts = (float *)take((int64_t)HEAD_JOBS * x->n * D * x->head.horizon * (int64_t)sizeof(float));
-    return at;
+    m.take(x->d64.norms, groups * x->layers * (4 * D));
+    m.take(x->d64.left, groups * x->layers * LEFT * THREADS);
+    m.take(x->d64.operands, groups * x->layers * (kept_panels(p) * PANEL));
+    m.take(x->d64.column_sums, 2 * splits * x->layers * vector_floats(x->f));
+    m.take(x->d64.products, x->layers * pairs_of(p) * splits * JOB_FLOATS);
+    m.take(x->d64.head.parts, (int64_t)HEAD_JOBS * x->n * D * x->head.horizon);
+    return m.bytes;
 }
 
-size_t ps_encoder_d64_workspace(const struct ps_encoder_request *e, int64_t units, int multiprocessors)
+/* Of the layers and W_h. */
+static size_t layers_workspace(const struct ps_encoder_request *e, int multiprocessors)
 {
     encoder<ps_bf16> x = {}; /* fp16's is as large */
     x.f = (int)e->d_ff;
@@ -94,11 +83,11 @@ size_t ps_encoder_d64_workspace(const struct ps_encoder_request *e, int64_t unit
     x.n = (int)e->patches;
     x.head.horizon = e->pred_len <= D64_HORIZON ? (int)e->pred_len : 0;
     /* For shorter batches too, whose products may be split more often; not for those that lack more operands than that can add. */
-    const int64_t groups = (units + UNITS - 1) / UNITS;
+    const int64_t groups = (ps_resident_units(e) + UNITS - 1) / UNITS;
     size_t most = 0;
     for (int64_t i = groups; i > 0 && i > groups - 2 * multiprocessors; i--) {
         x.units = i * UNITS;
-        const size_t bytes = workspace_take(&x, NULL, multiprocessors);
+        const size_t bytes = take_workspace(&x, NULL, multiprocessors);
         most = bytes > most ? bytes : most;
     }
     return most;
@@ -147,47 +136,175 @@ template <class T, class S> static d64_kernel<T> *kernel_of(const encoder<T> &x,
     return x.f == 128 ? kernel_of_panels<T, S, 2>(drop, backward) : kernel_of_panels<T, S, 4>(drop, backward);
 }
 
-bool ps_encoder_d64_heads(const struct ps_encoder_request *e, int blocks, int shared)
+/* Whether forward can do the head. */
+static bool can_head(const struct ps_encoder_request *e, int blocks, int shared)
 {
-    return e->pred_len <= D64_HORIZON && (int64_t)blocks * UNITS >= ps_resident_units(e) &&
+    return e->pred_len >= 1 && e->pred_len <= D64_HORIZON && blocks <= PS_PARTIAL_BLOCKS &&
+           (int64_t)blocks * UNITS >= ps_resident_units(e) &&
            shared_bytes((int)e->d_ff, e->layers, false) + BARRIERS + head_bytes_d64((int)e->patches, (int)e->pred_len) <=
                (size_t)shared;
 }
 
-template <class S, class T>
-enum ps_status ps_encoder_d64_forward(const encoder<T> &given, char *workspace, int multiprocessors, cudaStream_t stream)
+/* Whether a unit's windows fit where they are gathered. */
+static bool can_embed(const struct ps_encoder_request *e)
 {
-    encoder<T> x = given;
+    return e->seq_len >= e->patch_len && e->patch_len >= 1 && e->patch_len <= 32 &&
+           ps_resident_sequences(e) * e->seq_len <= D64_WINDOW_FLOATS;
+}
+
+/* S: of the stream in memory, T or, of tf32, float. */
+template <class T, class S> static constexpr bool IS_TF32 = !std::is_same<S, T>::value;
+
+template <class T> static size_t take_kept(encoder<T> *x, const struct ps_encoder_request *e, char *memory)
+{
+    struct arena m = {memory, 0};
+    const int64_t rows = e->layers * e->sequences * e->patches;
+    m.take(x->lse, rows * e->n_heads);
+    m.take(x->d64.rstd, rows * 2);
+    ps_resident_take_masks(m, x, e, 1);
+    return m.bytes;
+}
+
+/* As measured (docs/benchmarks.md): a unit costs the same whatever its 16 rows hold, so level gemm is faster at many that are not
+ * full. */
+static bool is_slower(const struct ps_encoder_request *e, int multiprocessors)
+{
+    const int64_t full = 15, filled = ps_resident_sequences(e) * e->patches;
+    return ps_resident_units(e) * (full - filled) > 66 * multiprocessors;
+}
+
+template <class T, class S>
+static enum ps_status d64_plan(const struct ps_kernels *k, const struct ps_encoder_request *e, struct ps_encoder_plan *plan)
+{
+    const int shared = ps_cuda(k)->shared_bytes;
+    if (e->d_model != D || e->n_heads != 4 || e->patches < 1 || e->patches > 16 || (e->d_ff != 128 && e->d_ff != 256) ||
+        e->layers < 1 || e->layers > 64 || e->sequences < 1 || e->sequences > INT32_MAX ||
+        shared_bytes((int)e->d_ff, e->layers, true) + BARRIERS > (size_t)shared || WEIGHTS_SHARED + WEIGHTS_STATIC > shared) {
+        return ps_fail(
+            PS_UNSUPPORTED,
+            "encoder (cuda, d 64): d_model %lld, n_heads %lld, d_ff %lld, %lld patches, %lld layers: d_model 64 with 4 "
+            "heads, d_ff 128 or 256, up to 16 patches, are served where the layers' vectors fit %d bytes of shared memory",
+            (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches, (long long)e->layers, shared);
+    }
+    encoder<T> x;
+    plan->kernels = IS_TF32<T, S> ? "resident/d64_short (fp16 operands)" : "resident/d64_short";
+    plan->slower = !IS_TF32<T, S> && is_slower(e, ps_cuda(k)->multiprocessors);
+    plan->kept_bytes = take_kept(&x, e, NULL);
+    return PS_OK;
+}
+
+template <class T, class S>
+static enum ps_encoder_span d64_span(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct ps_encoder_plan *)
+{
+    const struct ps_cuda_context *c = ps_cuda(k);
+    return IS_TF32<T, S> || e->other_rate || !can_embed(e)                                     ? PS_SPAN_LAYERS
+           : can_head(e, blocks_of(ps_resident_units(e), c->multiprocessors), c->shared_bytes) ? PS_SPAN_UPDATE
+                                                                                               : PS_SPAN_EMBEDDING;
+}
+
+/* The layers', then the embedding's sums, of a shorter batch's blocks too, which may be more, or tf32's weights. */
+template <class T, class S>
+static size_t d64_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct ps_encoder_plan *)
+{
+    const int64_t units = ps_resident_units(e), all = ps_cuda(k)->multiprocessors;
+    return layers_workspace(e, (int)all) + (IS_TF32<T, S>  ? (size_t)ps_encoder_matrices(e).count * sizeof(T)
+                                            : can_embed(e) ? (size_t)(units < all ? units : all) * embed_sum_bytes(e)
+                                                           : 0);
+}
+
+template <class T> static void head_make(const struct ps_encoder_request *e, encoder_head<T> *x, struct d64_head *rest)
+{
+    const struct ps_head_gradient *g = e->head_gradient;
+    head_step_make(e, x);
+    if (g) {
+        rest->d_weight = (float *)g->d_weight.data;
+        rest->d_bias = (float *)g->d_bias.data;
+        x->dx = (T *)g->dx.data;
+        x->partials = (double *)g->partials.data;
+        x->rows = (int)g->partials.size[0];
+        x->horizon = (int)e->pred_len;
+        rest->state = g->state;
+        rest->loss_scale = (double)g->batch / ((double)e->sequences * (double)e->pred_len);
+        rest->batch = g->batch;
+    }
+}
+
+template <class T> static void update_make(const struct ps_encoder_request *e, d64_update<T> *x)
+{
+    const struct ps_adamw *u = e->update;
+    if (u) {
+        x->parameters = (float *)u->parameters.data;
+        x->m = (float *)u->m.data;
+        x->v = (double *)u->v.data;
+        x->copy = (T *)u->copy.data;
+        x->learning_rates = (const double *)u->learning_rates.data;
+        x->state = u->state;
+        x->plain = ps_adamw_plain_of(u);
+    }
+}
+
+template <class T, class S> static encoder<T> arguments_of(const struct ps_cuda_context *c, const struct ps_encoder_request *e)
+{
+    encoder<T> x = ps_resident_of<T>(e, blocks_of(ps_resident_units(e), c->multiprocessors));
+    if (e->kept) {
+        (void)take_kept(&x, e, (char *)e->kept);
+        (void)take_workspace(&x, (char *)e->workspace, c->multiprocessors);
+    }
+    if (IS_TF32<T, S>) {
+        x.weights = (const T *)((char *)e->workspace + layers_workspace(e, c->multiprocessors)) - ps_encoder_matrices(e).first;
+    }
+    embed_make(e, (int)ps_resident_sequences(e), &x.embed);
+    head_make(e, &x.head, &x.d64.head);
+    update_make(e, &x.d64.update);
+    return x;
+}
+
+template <class T, class S>
+static enum ps_status forward(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct ps_encoder_plan *)
+{
+    struct ps_cuda_context *c = ps_cuda(k);
+    encoder<T> x = arguments_of<T, S>(c, e);
     struct weight_panels panels;
-    if (x.lse) {
-        (void)workspace_take(&x, workspace, multiprocessors);
+    if (IS_TF32<T, S>) { /* and the counters: other encoders of the same table may have had the workspace */
+        PS_TRY(
+            ps_encoder_tf32_take(k, e, (void *)(x.weights + ps_encoder_matrices(e).first), NULL, (unsigned *)e->workspace, FLAGS));
     }
     PS_TRY(panels_of(x, false, &panels));
     const size_t bytes = shared_bytes(x.f, x.layers, false);
     x.head.at = (int)bytes;
-    return ps_resident_launch(kernel_of<T, S>(x, false), dim3((unsigned)x.blocks), THREADS,
-                              bytes + (x.head.weight ? head_bytes_d64(x.n, x.head.horizon) : 0), stream, "encoder forward", x,
-                              panels);
+    c->ordered = false; /* `fresh` takes care of what was */
+    return ps_resident_launch(c, "encoder forward", kernel_of<T, S>(x, false), (unsigned)x.blocks, THREADS,
+                              bytes + (x.head.weight ? head_bytes_d64(x.n, x.head.horizon) : 0), x, panels);
 }
 
-template <class S, class T>
-enum ps_status ps_encoder_d64_backward(const encoder<T> &given, char *workspace, int multiprocessors, cudaStream_t stream)
+template <class T, class S>
+static enum ps_status backward(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct ps_encoder_plan *)
 {
-    encoder<T> x = given;
+    struct ps_cuda_context *c = ps_cuda(k);
+    encoder<T> x = arguments_of<T, S>(c, e);
     struct weight_panels panels;
-    (void)workspace_take(&x, workspace, multiprocessors);
+    if (IS_TF32<T, S>) {
+        PS_TRY(ps_encoder_tf32_peak(k, e, x.d64.counters + PEAK));
+    }
+    if (e->embed_gradient) {
+        x.embed.partial = (float *)((char *)e->workspace + layers_workspace(e, c->multiprocessors));
+    }
     PS_TRY(panels_of(x, true, &panels));
-    PS_TRY(ps_resident_launch(kernel_of<T, S>(x, true), dim3((unsigned)x.blocks), THREADS, shared_bytes(x.f, x.layers, true),
-                              stream, "encoder backward", x, panels));
-    return ps_resident_launch(d64_weights<T, S>, dim3((unsigned)multiprocessors), THREADS + 32, WEIGHTS_SHARED, stream,
-                              "encoder weight gradients", x);
+    c->ordered = false; /* `fresh` takes care of what was */
+    PS_TRY(ps_resident_launch(c, "encoder backward", kernel_of<T, S>(x, true), (unsigned)x.blocks, THREADS,
+                              shared_bytes(x.f, x.layers, true), x, panels));
+    PS_TRY(ps_resident_launch(c, "encoder weight gradients", d64_weights<T, S>, (unsigned)c->multiprocessors, THREADS + 32,
+                              WEIGHTS_SHARED, x));
+    c->ordered = e->update != NULL; /* the weights have just been written: the next kernel must not prefetch them */
+    return PS_OK;
 }
 
-template enum ps_status ps_encoder_d64_forward<ps_bf16>(const encoder<ps_bf16> &, char *, int, cudaStream_t);
-template enum ps_status ps_encoder_d64_backward<ps_bf16>(const encoder<ps_bf16> &, char *, int, cudaStream_t);
-template enum ps_status ps_encoder_d64_forward<ps_fp16>(const encoder<ps_fp16> &, char *, int, cudaStream_t);
-template enum ps_status ps_encoder_d64_backward<ps_fp16>(const encoder<ps_fp16> &, char *, int, cudaStream_t);
-template enum ps_status ps_encoder_d64_forward<float>(const encoder<ps_fp16> &, char *, int, cudaStream_t);
-template enum ps_status ps_encoder_d64_backward<float>(const encoder<ps_fp16> &, char *, int, cudaStream_t);
+template <class T, class S>
+static constexpr struct ps_encoder_family d64_family = {d64_plan<T, S>, d64_span<T, S>, d64_workspace_bytes<T, S>, forward<T, S>,
+                                                        backward<T, S>};
 
 } // namespace ps_resident
+
+const struct ps_encoder_family ps_encoder_d64_bf16 = ps_resident::d64_family<ps_bf16, ps_bf16>;
+const struct ps_encoder_family ps_encoder_d64_fp16 = ps_resident::d64_family<ps_fp16, ps_fp16>;
+const struct ps_encoder_family ps_encoder_d64_tf32 = ps_resident::d64_family<ps_fp16, float>;

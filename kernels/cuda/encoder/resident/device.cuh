@@ -146,16 +146,15 @@ static __device__ __forceinline__ void stage_vector(float *to, const float *from
 
 /* Begins to copy a layer's parameters. */
 template <int D, class T>
-static __device__ __forceinline__ void stage_layer(const encoder<T> &x, const struct sizes &z, int layer,
-                                                   const layer_weights<T, D> &to)
+static __device__ __forceinline__ void stage_layer(const encoder<T> &x, int layer, const layer_weights<T, D> &to)
 {
     constexpr int PIECE = ps_vector<T>;
     const T *w = x.weights + layer * x.at.matrix_stride;
     const float *p = x.parameters + layer * x.at.vector_stride;
     stage_matrix(to.w_qkv, to.LD_QKV, w + x.at.w_qkv, D, 3 * D / PIECE);
     stage_matrix(to.w_o, to.LD, w + x.at.w_o, D, D / PIECE);
-    stage_matrix(to.w_1, z.f + 8, w + x.at.w_1, D, z.f / PIECE);
-    stage_matrix(to.w_2, to.LD, w + x.at.w_2, z.f, D / PIECE);
+    stage_matrix(to.w_1, x.f + 8, w + x.at.w_1, D, x.f / PIECE);
+    stage_matrix(to.w_2, to.LD, w + x.at.w_2, x.f, D / PIECE);
     stage_vector(to.b_qkv, p + x.at.b_qkv, 3 * D);
     stage_vector(to.b_o, p + x.at.b_o, D);
     stage_vector(to.b_2, p + x.at.b_2, D);
@@ -163,7 +162,7 @@ static __device__ __forceinline__ void stage_layer(const encoder<T> &x, const st
     stage_vector(to.ln1_beta, p + x.at.ln1_beta, D);
     stage_vector(to.ln2_gamma, p + x.at.ln2_gamma, D);
     stage_vector(to.ln2_beta, p + x.at.ln2_beta, D);
-    stage_vector(to.b_1, p + x.at.b_1, z.f);
+    stage_vector(to.b_1, p + x.at.b_1, x.f);
 }
 
 /* ---- a warp's place ---- */
@@ -768,51 +767,18 @@ static __device__ __forceinline__ void keep_log_sums(const encoder<T> &x, int la
 
 /* ---- dropout ---- */
 
-/* Philox4x32-10 (Salmon et al. 2011) counted by (block, site, step): what its first three rounds have that block does not change.
- */
-struct philox_site {
-    uint32_t step_high, first, second_low, second_high;
-};
-
-template <class T>
-static __device__ __forceinline__ struct philox_site philox_site_at(const encoder<T> &x, uint64_t step, uint32_t site)
-{
-    const uint64_t b = (uint64_t)0xCD9E8D57u * (uint32_t)step;
-    const uint64_t a = (uint64_t)0xD2511F53u * ((uint32_t)(b >> 32) ^ site ^ x.key[0][0]);
-    return {(uint32_t)(step >> 32) ^ x.key[0][1], (uint32_t)b ^ x.key[1][0], (uint32_t)a ^ x.key[2][1],
-            (uint32_t)(a >> 32) ^ x.key[1][1]};
-}
-
-template <class T>
-static __device__ __forceinline__ void philox_draw(uint32_t (&c)[4], const encoder<T> &x, const struct philox_site &s,
-                                                   uint32_t block)
-{
-    uint64_t a = (uint64_t)0xD2511F53u * block, b = (uint64_t)0xCD9E8D57u * ((uint32_t)(a >> 32) ^ s.step_high);
-    c[0] = (uint32_t)(b >> 32) ^ s.first;
-    c[1] = (uint32_t)b;
-    c[2] = (uint32_t)a ^ s.second_high;
-    c[3] = s.second_low; /* key and all */
-#pragma unroll
-    for (int i = 2; i < 10; i++) {
-        a = (uint64_t)0xD2511F53u * c[0];
-        b = (uint64_t)0xCD9E8D57u * c[2];
-        c[0] = (uint32_t)(b >> 32) ^ c[1] ^ x.key[i][0];
-        c[1] = (uint32_t)b;
-        c[2] = (uint32_t)(a >> 32) ^ (i == 2 ? c[3] : c[3] ^ x.key[i][1]);
-        c[3] = (uint32_t)a;
-    }
-}
-
 /* Masks of 16 columns of the tile, all of them in each lane, moved down by q: element (g + 8h, 8t + 2q + i) of a pair of tiles t is
  * kept when bit 8h + 4t + 16i is set. Each lane draws one block of 8 elements: row g + 8 (q / 2), tile q % 2. */
 template <class T>
 static __device__ __forceinline__ uint32_t draw_masks(const encoder<T> &x, uint32_t below, uint32_t minus_below, uint64_t step,
                                                       uint32_t site, uint32_t block, int q)
 {
-    uint32_t c[4];
-    philox_draw(c, x, philox_site_at(x, step, site), block);
-    uint32_t bits = ps_kept2(c[0], below, minus_below) + 2 * ps_kept2(c[1], below, minus_below) +
-                    4 * ps_kept2(c[2], below, minus_below) + 8 * ps_kept2(c[3], below, minus_below);
+    const struct ps_block drawn = ps_draws_after(x.keys, ps_draws_begin(x.keys, site, step), block);
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        bits += ps_kept2(drawn.word[i], below, minus_below) << i;
+    }
     bits <<= 4 * q;
     bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
     bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
@@ -828,10 +794,9 @@ static __device__ __forceinline__ uint32_t draw_masks(const encoder<T> &x, uint6
 /* The masks of the tile, for lane's g: [f/16 + 2d/16][8] words: d/16 after W_o, f/16 of the hidden, d/16 after W_2, a word for 16
  * columns and 2 rows. */
 template <class T, int D, int NT>
-static __device__ __forceinline__ uint32_t *masks_at(const encoder<T> &x, const struct sizes &z, int layer,
-                                                     const place<T, D, NT> &at)
+static __device__ __forceinline__ uint32_t *masks_at(const encoder<T> &x, int f, int layer, const place<T, D, NT> &at)
 {
-    const int chunks = z.f / 16 + D / 8;
+    const int chunks = f / 16 + D / 8;
     return x.masks + ((int64_t)layer * x.units * NT + at.global_tile) * chunks * 8 + at.g;
 }
 
@@ -863,12 +828,14 @@ template <class O> static __device__ __forceinline__ void drop_operand(O (&a)[4]
     }
 }
 
-/* u += scale x where kept. */
+/* u += scale x where kept: element (g + 8h, 8t + 2q + i) where bit 8h + 4t + 16i is set. */
 static __device__ __forceinline__ void add_kept(float (&u)[2][4], const float (&x)[2][4], uint32_t bits, float scale)
 {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        u[i / 4][i % 4] += bits >> (i % 4 / 2 * 8 + i % 2 * 16 + i / 4 * 4) & 1 ? x[i / 4][i % 4] * scale : 0.0f;
+        if (bits & 1u << (i % 4 / 2 * 8 + i % 2 * 16 + i / 4 * 4)) {
+            u[i / 4][i % 4] = fmaf(x[i / 4][i % 4], scale, u[i / 4][i % 4]);
+        }
     }
 }
 
@@ -878,12 +845,11 @@ static __device__ __forceinline__ void add_kept(float (&u)[2][4], const float (&
 template <class T, int D, int NT>
 static __device__ __forceinline__ void hidden_backward(ps_pair<T> (&hidden)[4], ps_pair<T> (&d_hidden)[4],
                                                        const ps_pair<T> (&a)[D / 16][4], const ps_pair<T> (&dm)[D / 16][4],
-                                                       int column, const struct sizes &s, const layer_weights<T, D> &w,
-                                                       const place<T, D, NT> &at)
+                                                       int column, int f, const layer_weights<T, D> &w, const place<T, D, NT> &at)
 {
     float z[2][4], dz[2][4];
     set_bias(z, w.b_1 + column, at.q);
-    multiply(z, a, w.w_1 + column, s.f + 8, at);
+    multiply(z, a, w.w_1 + column, f + 8, at);
     clear(dz);
     multiply_transposed(dz, dm, w.w_2 + column * w.LD, w.LD, at);
 #pragma unroll
@@ -921,26 +887,29 @@ static __device__ __forceinline__ void put_ones(float *sum, const float (&ones)[
 
 /* ---- launches ---- */
 
-/* As ps_cuda_launch does. */
+/* ps_cuda_launch, with more shared memory than a kernel has unasked. */
 template <typename... P>
-static inline enum ps_status ps_resident_launch(void (*kernel)(P...), dim3 grid, int threads, size_t shared, cudaStream_t stream,
-                                                const char *what, const P &...arguments)
+static inline enum ps_status ps_resident_launch(const struct ps_cuda_context *c, const char *what, void (*kernel)(P...), dim3 grid,
+                                                int threads, size_t shared, const P &...arguments)
 {
     if (shared > 48 * 1024) {
         PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, what));
     }
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3((unsigned)threads);
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    return ps_cuda_check(cudaLaunchKernelEx(&config, kernel, arguments...), what);
+    ps_cuda_launch(c, kernel, grid, (unsigned)threads, shared, arguments...);
+    PS_CUDA_LAUNCHED(what);
 }
+
+/* Memory that is taken piece after piece; its size alone with `begin` NULL. */
+struct arena {
+    char *begin;
+    size_t bytes; /* so far */
+
+    template <class T> void take(T *&to, int64_t count)
+    {
+        to = (T *)(begin + bytes);
+        bytes += ((size_t)count * sizeof(T) + 255) / 256 * 256;
+    }
+};
 
 /* Sequences of a unit, which may share a tile of 16 rows; units. */
 static inline int64_t ps_resident_sequences(const struct ps_encoder_request *e)
@@ -953,21 +922,13 @@ static inline int64_t ps_resident_units(const struct ps_encoder_request *e)
     return (e->sequences + ps_resident_sequences(e) - 1) / ps_resident_sequences(e);
 }
 
-/* Bytes of what is kept: softmax's sums; encoder/resident/d64_short.cu's deviations; dropout's masks, of units of so many tiles. */
-static inline size_t ps_resident_lse_bytes(const struct ps_encoder_request *e)
+/* Dropout's masks, of units of so many tiles, and the embedding's. */
+template <class T>
+static inline void ps_resident_take_masks(struct arena &m, encoder<T> *x, const struct ps_encoder_request *e, int64_t tiles)
 {
-    return ((size_t)(e->layers * e->n_heads * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256;
-}
-
-static inline size_t ps_resident_deviation_bytes(const struct ps_encoder_request *e)
-{
-    return ((size_t)(e->layers * 2 * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256;
-}
-
-static inline size_t ps_resident_mask_bytes(const struct ps_encoder_request *e, int64_t tiles)
-{
-    const int64_t words = e->layers * ps_resident_units(e) * tiles * (e->d_ff / 16 + e->d_model / 8) * 8;
-    return e->dropout.threshold ? (size_t)words * sizeof(uint32_t) : 0;
+    const int64_t words = e->dropout.threshold ? ps_resident_units(e) * tiles * 8 : 0;
+    m.take(x->masks, e->layers * words * (e->d_ff / 16 + e->d_model / 8));
+    m.take(x->embed.masks, words * (e->d_model / 16));
 }
 
 /* The request, as kernels are told; what is kept, embedding, head and update are for the caller to add. */
@@ -984,7 +945,7 @@ template <class T> static inline encoder<T> ps_resident_of(const struct ps_encod
     x.layers = (int)e->layers;
     x.rows = e->sequences * e->patches;
     x.units = ps_resident_units(e);
-    x.at = e->offsets;
+    x.at = e->layout;
     x.weights = (const T *)e->weights;
     x.parameters = e->parameters;
     x.gradients = e->gradients;
@@ -1003,41 +964,15 @@ template <class T> static inline encoder<T> ps_resident_of(const struct ps_encod
     x.rows_before = ps_rows_before(e);
     x.drop_scale = x.threshold ? e->dropout.scale : 1.0f;
     x.half_scale = 0.5f * x.drop_scale;
-    for (uint32_t i = 0; i < 10; i++) { /* Philox's key schedule */
-        x.key[i][0] = (uint32_t)e->dropout.seed + i * 0x9E3779B9u;
-        x.key[i][1] = (uint32_t)(e->dropout.seed >> 32) + i * 0xBB67AE85u;
-    }
+    x.keys = ps_round_keys_make(e->dropout.seed);
     x.state = e->dropout.state;
     x.d64.fresh = e->fresh;
     return x;
 }
 
-/* ---- encoder/resident/d64_short.cu, of 16 bits; S: of the stream in memory, T or float ---- */
-
-/* Floats of a unit's windows that it has room for: where the unit's rows of a panel will lie. */
-enum { D64_WINDOW_FLOATS = 16 * 128 / 4 };
-
-/* Its workspace begins with counters: tickets of products' jobs taken, products' jobs done and parts of W_h's gradient, blocks that
- * wait for nothing any more, tickets of slices taken; the place in the order of windows that a forward expects of the next one, 8
- * bytes, or, where the stream is of fp32, the bits of dy's largest magnitude, found before backward, whose last kernel takes it
- * away; then flags [layers, groups]. All but the flags are zero before a step. */
-enum { TICKETS, DONE, ENDED, SLICE_TICKETS, AHEAD, PEAK = AHEAD, FLAGS = 6 };
-
-/* Whether it serves these sizes, with so much shared memory a block. */
-bool ps_encoder_d64_fits(const struct ps_encoder_request *e);
-bool ps_encoder_d64_serves(const struct ps_encoder_request *e, int shared);
-int ps_encoder_d64_blocks(int64_t units, int multiprocessors);
-/* Whether forward can do the head. */
-bool ps_encoder_d64_heads(const struct ps_encoder_request *e, int blocks, int shared);
-size_t ps_encoder_d64_workspace(const struct ps_encoder_request *e, int64_t units, int multiprocessors);
-template <class S, class T>
-enum ps_status ps_encoder_d64_forward(const encoder<T> &x, char *workspace, int multiprocessors, cudaStream_t stream);
-template <class S, class T>
-enum ps_status ps_encoder_d64_backward(const encoder<T> &x, char *workspace, int multiprocessors, cudaStream_t stream);
-
 /* ---- encoder/resident/d16_e4_f128.cu, of 16 bits ---- */
 
-/* Of a block; and as above. */
+/* Of a block; floats of a unit's windows that it has room for: where its keys and values will lie. */
 enum { D16_LEAST_UNITS = 4, D16_WINDOW_FLOATS = 1536 };
 
 /* Whether it serves these sizes; with so much shared memory for so many units a block. */
@@ -1050,8 +985,8 @@ bool ps_encoder_d16_heads(const struct ps_encoder_request *e, int block_units, i
 int64_t ps_encoder_d16_tiles(const struct ps_encoder_request *e);
 size_t ps_encoder_d16_layers_bytes(const struct ps_encoder_request *e);
 size_t ps_encoder_d16_kept_bytes(const struct ps_encoder_request *e);
-template <class T> enum ps_status ps_encoder_d16_forward(encoder<T> x, size_t shared, cudaStream_t stream);
-template <class T> enum ps_status ps_encoder_d16_backward(const encoder<T> &x, size_t shared, cudaStream_t stream);
+template <class T> enum ps_status ps_encoder_d16_forward(const struct ps_cuda_context *c, encoder<T> x, size_t shared);
+template <class T> enum ps_status ps_encoder_d16_backward(const struct ps_cuda_context *c, const encoder<T> &x, size_t shared);
 
 } // namespace ps_resident
 

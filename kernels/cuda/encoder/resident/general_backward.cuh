@@ -99,10 +99,10 @@ static __device__ __forceinline__ void branch_gradient(ps_pair<T> (&all)[D / 16]
 template <bool DROP, class T, int D, int NT>
 static __device__ __forceinline__ void feed_forward_backward(float (&dx)[2][4], const ps_pair<T> (&a)[D / 16][4],
                                                              const ps_pair<T> (&dm)[D / 16][4], T *staged, int begin, int count,
-                                                             const struct sizes &s, const layer_weights<T, D> &w,
+                                                             const encoder<T> &x, const layer_weights<T, D> &w,
                                                              const uint32_t *masks, const place<T, D, NT> &at)
 {
-    const int ld_staged = 2 * s.staged + 8, from = at.share * (s.f / sharing(D)) + begin;
+    const int ld_staged = 2 * x.general.staged + 8, from = at.share * (x.f / sharing(D)) + begin;
     T *to = staged + at.share * count;
     uint32_t next = DROP ? masks[from / 2] : 0;
 #pragma unroll 1
@@ -112,16 +112,16 @@ static __device__ __forceinline__ void feed_forward_backward(float (&dx)[2][4], 
         if (DROP && column + 16 < from + count) {
             next = masks[column / 2 + 8];
         }
-        hidden_backward(hidden, d_hidden, a, dm, column, s, w, at);
+        hidden_backward(hidden, d_hidden, a, dm, column, x.f, w, at);
         if constexpr (DROP) {
             drop_operand(hidden, bits);
             drop_operand(d_hidden, bits);
         }
         ps_store_operand(to, 2 * ld_staged, hidden);
-        ps_store_operand(to + s.staged, 2 * ld_staged, d_hidden);
+        ps_store_operand(to + x.general.staged, 2 * ld_staged, d_hidden);
         if constexpr (D == 16) {
             ps_pair<T> b[4];
-            load_b_transposed(b, lane_b_transposed<4>(w.w_1 + column, s.f + 8, at));
+            load_b_transposed(b, lane_b_transposed<4>(w.w_1 + column, x.f + 8, at));
             ps_mma16<T>(dx[0], d_hidden, b[0], b[1], dx[0]);
             ps_mma16<T>(dx[1], d_hidden, b[2], b[3], dx[1]);
         }
@@ -219,8 +219,8 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
     extern __shared__ uint4 shared_memory[];
     float4 *const table = (float4 *)shared_memory;
     char *const weights = (char *)shared_memory + TABLE_BYTES;
-    const struct sizes z = sizes_of(x);
-    const int bytes = layer_bytes<T>(D, z.f), unit_stride = unit_bytes<T>(D, NT, true, z.staged) / REAL_BYTES<T>;
+    const bool drop = x.threshold != 0;
+    const int bytes = layer_bytes<T>(D, x.f), unit_stride = unit_bytes<T>(D, NT, true, x.general.staged) / REAL_BYTES<T>;
     place<T, D, NT> at;
     T *const units = (T *)(weights + (x.general.resident ? x.layers : 1) * bytes);
     /* X: xhat of LN2, then the gradient of merged, then xhat of LN1. G: the gradient entering W_2, then W_o. M: LN2's output, LN1's
@@ -230,12 +230,12 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
     T *const X = units + at.unit * unit_stride, *const G = X + TO_G, *const M = X + TO_M, *const qkv = X + TO_QKV;
     char *const statistics = (char *)(X + TO_STATISTICS);
     T *const scratch = X + TO_SCRATCH;
-    const int share_f = z.f / W, share_staged = z.staged / W, heads = 16 / z.e, warps = (int)blockDim.x / 32;
-    const int warp = (int)threadIdx.x / 32, ld_staged = 2 * z.staged + 8;
+    const int share_f = x.f / W, share_staged = x.general.staged / W, heads = 16 / x.e, warps = (int)blockDim.x / 32;
+    const int warp = (int)threadIdx.x / 32, ld_staged = 2 * x.general.staged + 8;
     fill_table(table, x.n, at);
     if (x.general.resident) {
         for (int l = 0; l < x.layers; l++) {
-            stage_layer(x, z, l, layer_weights<T, D>(weights + l * bytes, z.f));
+            stage_layer(x, l, layer_weights<T, D>(weights + l * bytes, x.f));
         }
     }
     for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
@@ -244,18 +244,18 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
         float g[2][4];
         load_rows(g, (const T *)x.dy, at);
         for (int l = x.layers - 1; l >= 0; l--) {
-            const layer_weights<T, D> w(weights + (x.general.resident ? l : 0) * bytes, z.f);
-            float *const sums = x.sums.partial + ((int64_t)blockIdx.x * x.layers + l) * layer_sums(D, z.f);
-            float *const bias_sums = sums + (4 * D + 2 * z.f) * D;
+            const layer_weights<T, D> w(weights + (x.general.resident ? l : 0) * bytes, x.f);
+            float *const sums = x.sums.partial + ((int64_t)blockIdx.x * x.layers + l) * layer_sums(D, x.f);
+            float *const bias_sums = sums + (4 * D + 2 * x.f) * D;
             /* Units beyond the last read some masks: their gradients are zero. */
-            const uint32_t *const masks = !z.drop ? NULL : at.global_tile < x.units * NT ? masks_at(x, z, l, at) : x.masks + at.g;
+            const uint32_t *const masks = !drop ? NULL : at.global_tile < x.units * NT ? masks_at(x, x.f, l, at) : x.masks + at.g;
             ps_pair<T> all[D / 16][4], xhat[4], a[4];
             float rstd[2], dx[2][4], v[2][4];
 
             /* y = r + drop(hidden W_2 + b_2) */
             __syncthreads(); /* the layer before has done with all buffers */
             if (!x.general.resident) {
-                stage_layer(x, z, l, w);
+                stage_layer(x, l, w);
             }
             load_rows(dx, x.general.r + l * x.rows * D, at);
             if (!x.general.resident || (first && l == x.layers - 1)) {
@@ -270,7 +270,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             clear(dx);
             {
                 ps_pair<T> dm[D / 16][4];
-                branch_gradient(dm, G, g, x.drop_scale * x.half_scale, z.drop ? masks + (D / 16 + z.f / 16 + at.share) * 8 : NULL,
+                branch_gradient(dm, G, g, x.drop_scale * x.half_scale, drop ? masks + (D / 16 + x.f / 16 + at.share) * 8 : NULL,
                                 at);
                 T *const staged = scratch + at.tile * 16 * ld_staged;
 #pragma unroll 1
@@ -278,19 +278,19 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
                     if (begin > 0) {
                         __syncthreads();
                     }
-                    if (z.drop) {
-                        feed_forward_backward<true>(dx, all, dm, staged, begin, share_staged, z, w, masks + D / 2, at);
+                    if (drop) {
+                        feed_forward_backward<true>(dx, all, dm, staged, begin, share_staged, x, w, masks + D / 2, at);
                     } else {
-                        feed_forward_backward<false>(dx, all, dm, staged, begin, share_staged, z, w, NULL, at);
+                        feed_forward_backward<false>(dx, all, dm, staged, begin, share_staged, x, w, NULL, at);
                     }
                     __syncthreads();
                     if constexpr (W > 1) {
                         for (int i = 0; i < W; i++) {
-                            multiply_shared(dx, staged + z.staged + i * share_staged, ld_staged,
-                                            w.w_1 + at.share * 16 * (z.f + 8) + i * share_f + begin, z.f + 8, share_staged, at);
+                            multiply_shared(dx, staged + x.general.staged + i * share_staged, ld_staged,
+                                            w.w_1 + at.share * 16 * (x.f + 8) + i * share_f + begin, x.f + 8, share_staged, at);
                         }
                     }
-                    const int tiles = z.staged / 16;
+                    const int tiles = x.general.staged / 16;
                     const int jobs = 2 * tiles * PARTS;
                     for (int job = warp; job < jobs + (begin == 0 ? D / 16 : 0); job += warps) {
                         if (job < jobs) {
@@ -298,13 +298,14 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
                             const bool second = block >= tiles; /* W_2 */
                             const int from = (second ? block - tiles : block) * 16, share = from / share_staged;
                             const int column = share * share_f + begin + from - share * share_staged;
-                            const int row = second ? 4 * D + z.f + column : 4 * D + column;
-                            weight_gradient(sums + row * D + part * COLUMNS, second || part > 0 ? NULL : bias_sums + row, first,
-                                            {units + TO_SCRATCH + (second ? from : z.staged + from), ld_staged, unit_stride},
-                                            {units + (second ? TO_G : 0) + part * COLUMNS, LD, unit_stride}, x.block_units, at);
+                            const int row = second ? 4 * D + x.f + column : 4 * D + column;
+                            weight_gradient(
+                                sums + row * D + part * COLUMNS, second || part > 0 ? NULL : bias_sums + row, first,
+                                {units + TO_SCRATCH + (second ? from : x.general.staged + from), ld_staged, unit_stride},
+                                {units + (second ? TO_G : 0) + part * COLUMNS, LD, unit_stride}, x.block_units, at);
                         } else {
                             const int column = (job - jobs) * 16;
-                            bias_gradient(bias_sums + 4 * D + z.f + column, first, {units + TO_G + column, LD, unit_stride},
+                            bias_gradient(bias_sums + 4 * D + x.f + column, first, {units + TO_G + column, LD, unit_stride},
                                           x.block_units, at);
                         }
                     }
@@ -314,7 +315,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             __syncthreads();
 
             /* r = u + drop(merged W_o + b_o) */
-            branch_gradient(all, G, g, x.drop_scale, z.drop ? masks + at.share * 8 : NULL, at);
+            branch_gradient(all, G, g, x.drop_scale, drop ? masks + at.share * 8 : NULL, at);
             clear(dx);
             multiply_transposed(dx, all, w.w_o + at.share * 16 * LD, LD, at);
             pack_operand<T>(a, dx[0], dx[1]);
@@ -345,7 +346,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             normalise_backward(g, dx, w.ln1_gamma + at.share * 16, xhat, rstd, statistics_at(statistics, 3, at), at);
             if (embed) {
                 const int pitch = embed_pitch(D, x.embed.patch);
-                embed_operand(a, g, x, z.drop, at);
+                embed_operand(a, g, x, drop, at);
                 ps_store_operand(scratch + at.row * pitch + at.share * 16, 2 * pitch, a);
                 ps_copy_wait();
             }

@@ -10,10 +10,10 @@ namespace ps_resident
 /* c [d columns] = W_2 of the warp's share of the hidden columns. */
 template <bool DROP, class T, int D, int NT>
 static __device__ __forceinline__ void feed_forward(float (&c)[D / 8][4], const ps_pair<T> (&a)[D / 16][4], const encoder<T> &x,
-                                                    const struct sizes &z, const layer_weights<T, D> &w, uint64_t step, int site,
-                                                    uint32_t *keep, const place<T, D, NT> &at)
+                                                    const layer_weights<T, D> &w, uint64_t step, int site, uint32_t *keep,
+                                                    const place<T, D, NT> &at)
 {
-    const int share_f = z.f / sharing(D);
+    const int share_f = x.f / sharing(D);
     clear(c);
 #pragma unroll 1
     for (int column = at.share * share_f; column < (at.share + 1) * share_f; column += 16) {
@@ -21,10 +21,10 @@ static __device__ __forceinline__ void feed_forward(float (&c)[D / 8][4], const 
         uint32_t bits = 0;
         float y[2][4];
         if constexpr (DROP) {
-            bits = new_masks(x, step, site, z.f, column, keep ? keep + column / 2 : NULL, at);
+            bits = new_masks(x, step, site, x.f, column, keep ? keep + column / 2 : NULL, at);
         }
         set_bias(y, w.b_1 + column, at.q);
-        multiply(y, a, w.w_1 + column, z.f + 8, at);
+        multiply(y, a, w.w_1 + column, x.f + 8, at);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             y[i / 4][i % 4] = ps_gelu_twice(y[i / 4][i % 4]);
@@ -78,19 +78,19 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
     extern __shared__ uint4 shared_memory[];
     float4 *const table = (float4 *)shared_memory;
     char *const weights = (char *)shared_memory + TABLE_BYTES;
-    const struct sizes z = sizes_of(x);
-    const int bytes = layer_bytes<T>(D, z.f);
+    const bool drop = x.threshold != 0;
+    const int bytes = layer_bytes<T>(D, x.f);
     place<T, D, NT> at;
-    T *const A = (T *)(weights + (x.general.resident ? x.layers : 1) * bytes + at.unit * unit_bytes<T>(D, NT, false, z.f));
+    T *const A = (T *)(weights + (x.general.resident ? x.layers : 1) * bytes + at.unit * unit_bytes<T>(D, NT, false, x.f));
     T *const qkv = A + (W > 1 ? NT * 16 * LD : 0);
     char *const statistics = (char *)(qkv + NT * 16 * LD_QKV);
     float4 *const partial = (float4 *)(statistics + statistics_bytes(D, NT));
-    const uint64_t step = z.drop ? x.state->step : 0;
-    const int heads = 16 / z.e;
+    const uint64_t step = drop ? x.state->step : 0;
+    const int heads = 16 / x.e;
     fill_table(table, x.n, at);
     if (x.general.resident) {
         for (int l = 0; l < x.layers; l++) {
-            stage_layer(x, z, l, layer_weights<T, D>(weights + l * bytes, z.f));
+            stage_layer(x, l, layer_weights<T, D>(weights + l * bytes, x.f));
         }
     }
     for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
@@ -101,7 +101,7 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             if (group != blockIdx.x) {
                 at.sync(); /* the units before have done with qkv */
             }
-            if (z.drop) {
+            if (drop) {
                 embed_unit<true>(rows, (float *)qkv, x, group * x.block_units + at.unit, step, at);
             } else {
                 embed_unit<false>(rows, (float *)qkv, x, group * x.block_units + at.unit, step, at);
@@ -114,11 +114,11 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             load_rows(u, (const T *)x.u, at);
         }
         for (int l = 0; l < x.layers; l++) {
-            const layer_weights<T, D> w(weights + (x.general.resident ? l : 0) * bytes, z.f);
-            uint32_t *const keep = (z.drop && x.masks) && at.global_tile < x.units * NT ? masks_at(x, z, l, at) : NULL;
+            const layer_weights<T, D> w(weights + (x.general.resident ? l : 0) * bytes, x.f);
+            uint32_t *const keep = (drop && x.masks) && at.global_tile < x.units * NT ? masks_at(x, x.f, l, at) : NULL;
             if (!x.general.resident) {
                 __syncthreads();
-                stage_layer(x, z, l, w);
+                stage_layer(x, l, w);
             }
             if (!x.general.resident || (group == blockIdx.x && l == 0)) {
                 ps_copy_wait();
@@ -143,7 +143,7 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             __syncwarp();
 #pragma unroll 1
             for (int i = 0; i < heads; i++) {
-                const struct head h = head_at(i, z.e, at.q);
+                const struct head h = head_at(i, x.e, at.q);
                 float s[2 * NT][4], o[E8 ? 1 : 2][4], most[2], sum[1][4];
                 head_operand<E8>(a, queries, h);
                 masked_scores<E8>(s, a, h, keys, LD_QKV, table, at);
@@ -186,7 +186,7 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             set_bias(own, w.b_o + at.share * 16, at.q);
             multiply(own, all, w.w_o + at.share * 16, LD, at);
             uint32_t bits = 0xffffffffu;
-            if (z.drop) {
+            if (drop) {
                 bits = new_masks(x, step, 3 * l, D, at.share * 16, keep ? keep + at.share * 8 : NULL, at);
             }
             add_kept(u, own, bits, x.drop_scale);
@@ -198,16 +198,16 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             normalise(xhat, rstd, u, x.epsilon, statistics_at(statistics, 1, at), at);
             scale_shift<T>(a, xhat, w.ln2_gamma + at.share * 16, w.ln2_beta + at.share * 16, at.q);
             gather(all, a, A, at);
-            if (z.drop) {
-                feed_forward<true>(c, all, x, z, w, step, 3 * l + 1, keep ? keep + D / 2 : NULL, at);
+            if (drop) {
+                feed_forward<true>(c, all, x, w, step, 3 * l + 1, keep ? keep + D / 2 : NULL, at);
             } else {
-                feed_forward<false>(c, all, x, z, w, step, 0, NULL, at);
+                feed_forward<false>(c, all, x, w, step, 0, NULL, at);
             }
             add_shares(own, c, partial, at);
             set_bias(xhat, w.b_2 + at.share * 16, at.q);
             scale_add_rows(own, x.half_scale, xhat);
-            if (z.drop) {
-                const int chunk = D / 16 + z.f / 16 + at.share;
+            if (drop) {
+                const int chunk = D / 16 + x.f / 16 + at.share;
                 bits = new_masks(x, step, 3 * l + 2, D, at.share * 16, keep ? keep + chunk * 8 : NULL, at);
             }
             add_kept(u, own, bits, x.drop_scale);

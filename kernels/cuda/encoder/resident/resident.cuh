@@ -22,8 +22,8 @@
  * and tanh, no Philox, 330 products. Forward writes 3.6 MB of u, 3.6 MB of r, 1.8 MB of sums, 2.6 MB of bits; partial gradients
  * 7.9 MB.
  *
- * d_ff, the head's size and what is staged are told at run time. encoder/resident/d64_short.cu serves d_model 64 with heads of 16
- * columns and N <= 16, encoder/resident/d16_e4_f128.cu d_model 16 with heads of 4 columns and N from 33 to 48.
+ * d_ff, the head's size and what is staged are told at run time. encoder/resident/d16_e4_f128.cu serves d_model 16 with heads of 4
+ * columns and N from 33 to 48.
  *
  * The kernels are general_forward.cuh, general_backward.cuh and block_sums.cuh; here is the host's side. */
 #ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_RESIDENT_CUH
@@ -45,51 +45,37 @@ static constexpr bool heads_fit(int d, int tiles, bool e8)
     return e8 || d < 64 || tiles == 1;
 }
 
-template <class T, int D, int NT, bool E8> static kernel_function<T> *kernel_of_direction(bool backward)
+/* By tiles; those that do not fit are not compiled. */
+template <class T, int D, bool E8> static kernel_function<T> *kernel_of(int tiles, bool backward)
 {
-    return backward ? backward_kernel<T, D, NT, E8> : forward_kernel<T, D, NT, E8>;
+    enum { TWO = heads_fit(D, 2, E8) ? 2 : 1, THREE = heads_fit(D, 3, E8) ? 3 : 1, FOUR = heads_fit(D, 4, E8) ? 4 : 1 };
+    static kernel_function<T> *const kernels[2][4] = {{forward_kernel<T, D, 1, E8>, forward_kernel<T, D, TWO, E8>,
+                                                       forward_kernel<T, D, THREE, E8>, forward_kernel<T, D, FOUR, E8>},
+                                                      {backward_kernel<T, D, 1, E8>, backward_kernel<T, D, TWO, E8>,
+                                                       backward_kernel<T, D, THREE, E8>, backward_kernel<T, D, FOUR, E8>}};
+    return kernels[backward][tiles - 1];
 }
 
-template <class T, int D, int NT> static kernel_function<T> *kernel_of_head(bool backward, bool e8)
+template <class T, bool E8> static kernel_function<T> *kernel_of(int d, int tiles, bool backward)
 {
-    if constexpr (heads_fit(D, NT, false)) {
-        if (!e8) {
-            return kernel_of_direction<T, D, NT, false>(backward);
-        }
-    }
-    return kernel_of_direction<T, D, NT, true>(backward);
+    return d == 64   ? kernel_of<T, 64, E8>(tiles, backward)
+           : d == 16 ? kernel_of<T, 16, E8>(tiles, backward)
+                     : kernel_of<T, 32, E8>(tiles, backward);
 }
 
-template <class T, int D> static kernel_function<T> *kernel_of_tiles(int tiles, bool backward, bool e8)
+template <class T> static kernel_function<T> *kernel_of(const encoder<T> &x, int d, int tiles, bool backward)
 {
-    switch (tiles) {
-    case 1:
-        return kernel_of_head<T, D, 1>(backward, e8);
-    case 2:
-        return kernel_of_head<T, D, 2>(backward, e8);
-    case 3:
-        return kernel_of_head<T, D, 3>(backward, e8);
-    default:
-        return kernel_of_head<T, D, 4>(backward, e8);
-    }
+    return x.e < 16 ? kernel_of<T, true>(d, tiles, backward) : kernel_of<T, false>(d, tiles, backward);
 }
 
 struct plan {
     int tiles, unit_rows; /* of a unit */
     int64_t units;
     int block_units, resident, staged, blocks, threads;
-    int d64_short, d16_e4_f128; /* that file's kernels, not the general ones */
+    int d16_e4_f128; /* that file's kernels, not the general ones */
     int multiprocessors;
     size_t shared;
 };
-
-template <class T> static kernel_function<T> *kernel_of(int d, const struct plan &p, bool backward, const encoder<T> &x)
-{
-    const bool e8 = x.e < 16;
-    return d == 64   ? kernel_of_tiles<T, 64>(p.tiles, backward, e8)
-           : d == 16 ? kernel_of_tiles<T, 16>(p.tiles, backward, e8)
-                     : kernel_of_tiles<T, 32>(p.tiles, backward, e8);
-}
 
 static int sizes_fit(const struct ps_encoder_request *e)
 {
@@ -113,14 +99,6 @@ static enum ps_status plan_make(const struct ps_cuda_context *c, const struct ps
 {
     const int multiprocessors = c->multiprocessors, shared = c->shared_bytes;
     int64_t best_rounds = INT64_MAX;
-    if (sizes_fit(e) && ps_encoder_d64_serves(e, shared)) {
-        *best = {};
-        units_of(e, best);
-        best->d64_short = 1;
-        best->blocks = ps_encoder_d64_blocks(best->units, multiprocessors);
-        best->multiprocessors = multiprocessors;
-        return PS_OK;
-    }
     if (sizes_fit(e) && ps_encoder_d16_serves(e)) {
         *best = {};
         units_of(e, best);
@@ -179,48 +157,15 @@ static enum ps_status plan_make(const struct ps_cuda_context *c, const struct ps
     return PS_OK;
 }
 
-/* What is kept, in order: r, lse, encoder/resident/d64_short.cu's deviations, masks, the embedding's masks. */
-template <class T> static size_t kept_r(const struct ps_encoder_request *e)
+/* What the general kernels keep. */
+template <class T> static size_t take_kept(encoder<T> *x, const struct ps_encoder_request *e, const struct plan &p, char *memory)
 {
-    return ((size_t)(e->layers * e->sequences * e->patches * e->d_model) * sizeof(T) + 255) / 256 * 256;
-}
-
-static size_t kept_deviations(const struct ps_encoder_request *e)
-{
-    return ps_encoder_d64_fits(e) ? ps_resident_deviation_bytes(e) : 0;
-}
-
-/* The batch size decides which kernels run: the larger of what they keep. */
-template <class T> static size_t kept_bytes(const struct ps_encoder_request *e, const struct plan &p)
-{
-    const int64_t words = e->dropout.threshold ? p.units * p.tiles * (e->d_model / 16) * 8 : 0; /* the embedding's */
-    const size_t bytes = kept_r<T>(e) + ps_resident_lse_bytes(e) + kept_deviations(e) + ps_resident_mask_bytes(e, p.tiles) +
-                         (size_t)words * sizeof(uint32_t);
-    const size_t d16 = ps_encoder_d16_serves(e) ? ps_encoder_d16_kept_bytes(e) : 0;
-    return bytes > d16 ? bytes : d16;
-}
-
-/* The workspace, in order: counters (256 bytes a 16 layers), norms, encoder/resident/d16_e4_f128.cu's sums, partial sums, the
- * embedding's. */
-static size_t counter_bytes(const struct ps_encoder_request *e)
-{
-    return (size_t)(e->layers * 4 * sizeof(unsigned) + 255) / 256 * 256;
-}
-
-static size_t sums_bytes(const struct ps_encoder_request *e)
-{
-    return (size_t)e->layers * (size_t)layer_sums((int)e->d_model, (int)e->d_ff) * sizeof(float);
-}
-
-static size_t embed_sums(const struct ps_encoder_request *e)
-{
-    return (size_t)embed_rows_of((int)e->patch_len, (int)e->patches) * (size_t)e->d_model * sizeof(float);
-}
-
-static size_t norm_bytes(const struct ps_encoder_request *e)
-{
-    const size_t row_blocks = (size_t)((4 * e->d_model + 2 * e->d_ff) * e->d_model / SUM_TILE);
-    return ((size_t)e->layers * row_blocks * 2 * (size_t)e->d_model * sizeof(float) + 255) / 256 * 256;
+    struct arena m = {memory, 0};
+    const int64_t rows = e->layers * e->sequences * e->patches;
+    m.take(x->general.r, rows * e->d_model);
+    m.take(x->lse, rows * e->n_heads);
+    ps_resident_take_masks(m, x, e, p.tiles);
+    return m.bytes;
 }
 
 /* Of both directions. */
@@ -233,15 +178,10 @@ static const struct plans &plans_of(const struct ps_encoder_plan *plan)
     return *(const struct plans *)plan->own;
 }
 
-/* As measured (docs/benchmarks.md). A unit of d64_short costs the same whatever its 16 rows hold, so level gemm is faster at many
- * that are not full. Instructions bound the general kernels, so there it is from so many rows a multiprocessor on; never at d_model
- * 16, nor at 32 where several sequences share a tile. */
-static bool is_slower(const struct ps_encoder_request *e, const struct plan *p, int multiprocessors)
+/* As measured (docs/benchmarks.md). Instructions bound the general kernels, so level gemm is faster from so many rows a
+ * multiprocessor on; never at d_model 16, nor at 32 where several sequences share a tile. */
+static bool is_slower(const struct ps_encoder_request *e, int multiprocessors)
 {
-    if (p->d64_short) {
-        const int64_t full = 15, filled = ps_resident_sequences(e) * e->patches;
-        return ps_resident_units(e) * (full - filled) > 66 * multiprocessors;
-    }
     const bool wide_hidden = e->d_ff > 128;
     const int64_t rows = e->sequences * e->patches / multiprocessors;
     const int64_t most = wide_hidden && e->patches <= 48 ? 170 : 400;
@@ -252,6 +192,7 @@ template <class T>
 static enum ps_status resident_plan(const struct ps_kernels *k, const struct ps_encoder_request *e, struct ps_encoder_plan *plan)
 {
     struct plans p;
+    encoder<T> x;
     PS_TRY(plan_make<T>(ps_cuda(k), e, false, &p.forward));
     PS_TRY(plan_make<T>(ps_cuda(k), e, true, &p.backward));
     plan->own = malloc(sizeof p);
@@ -259,9 +200,11 @@ static enum ps_status resident_plan(const struct ps_kernels *k, const struct ps_
         return ps_fail(PS_DEVICE, "encoder: out of host memory");
     }
     memcpy(plan->own, &p, sizeof p);
-    plan->slower = is_slower(e, &p.forward, ps_cuda(k)->multiprocessors);
-    plan->kernels = p.forward.d64_short ? "resident/d64_short" : p.forward.d16_e4_f128 ? "resident/d16_e4_f128" : "resident";
-    plan->kept_bytes = kept_bytes<T>(e, p.forward);
+    plan->slower = is_slower(e, ps_cuda(k)->multiprocessors);
+    plan->kernels = p.forward.d16_e4_f128 ? "resident/d16_e4_f128" : "resident";
+    /* The batch size decides which kernels run: the larger of what they keep. */
+    const size_t bytes = take_kept(&x, e, p.forward, NULL), d16 = ps_encoder_d16_serves(e) ? ps_encoder_d16_kept_bytes(e) : 0;
+    plan->kept_bytes = bytes > d16 ? bytes : d16;
     return PS_OK;
 }
 
@@ -272,9 +215,6 @@ template <class T> static bool can_embed(const struct ps_encoder_request *e, con
         return false;
     }
     const int64_t d = e->d_model, floats = p.unit_rows / e->patches * e->seq_len;
-    if (p.d64_short) {
-        return floats <= D64_WINDOW_FLOATS;
-    }
     if (p.d16_e4_f128) {
         return floats <= D16_WINDOW_FLOATS;
     }
@@ -295,10 +235,21 @@ static enum ps_encoder_span resident_span(const struct ps_kernels *k, const stru
     if (p.blocks > PS_PARTIAL_BLOCKS || e->pred_len < 1) {
         return PS_SPAN_EMBEDDING;
     }
-    if (p.d64_short) {
-        return ps_encoder_d64_heads(e, p.blocks, shared) ? PS_SPAN_UPDATE : PS_SPAN_EMBEDDING;
-    }
     return p.d16_e4_f128 && ps_encoder_d16_heads(e, p.block_units, shared) ? PS_SPAN_LOSS : PS_SPAN_EMBEDDING;
+}
+
+/* Of backward, by so many blocks. Counters, norms, encoder/resident/d16_e4_f128.cu's sums, partial sums, the embedding's. */
+template <class T>
+static size_t take_workspace(encoder<T> *x, const struct ps_encoder_request *e, const struct plan &p, int64_t blocks)
+{
+    struct arena m = {(char *)e->workspace, 0};
+    const int64_t d = e->d_model, f = e->d_ff, sums = e->layers * layer_sums((int)d, (int)f);
+    m.take(x->sums.arrived, e->layers * 4);
+    m.take(x->sums.norms, e->layers * ((4 * d + 2 * f) * d / SUM_TILE) * 2 * d);
+    m.take(x->sums.summed, sums);
+    m.take(x->sums.partial, blocks * sums);
+    m.take(x->embed.partial, can_embed<T>(e, p) ? blocks * embed_rows_of((int)e->patch_len, (int)e->patches) * d : 0);
+    return m.bytes;
 }
 
 template <class T>
@@ -306,44 +257,9 @@ static size_t resident_workspace_bytes(const struct ps_kernels *, const struct p
                                        const struct ps_encoder_plan *plan)
 {
     const struct plan &p = plans_of(plan).backward;
+    encoder<T> x;
     /* A shorter batch may have more blocks, of fewer units each: 980 units are 123 blocks of 8, 660 are 132 of 5. */
-    const size_t blocks = p.units < p.multiprocessors ? p.units : p.multiprocessors;
-    const size_t embed = can_embed<T>(e, p) ? blocks * embed_sums(e) : 0;
-    if (p.d64_short) {
-        return ps_encoder_d64_workspace(e, p.units, p.multiprocessors) + embed;
-    }
-    return counter_bytes(e) + norm_bytes(e) + (blocks + 1) * sums_bytes(e) + embed;
-}
-
-template <class T> static void head_make(const struct ps_encoder_request *e, encoder_head<T> *x, struct d64_head *rest)
-{
-    const struct ps_head_gradient *g = e->head_gradient;
-    head_step_make(e, x);
-    if (g) {
-        rest->d_weight = (float *)g->d_weight.data;
-        rest->d_bias = (float *)g->d_bias.data;
-        x->dx = (T *)g->dx.data;
-        x->partials = (double *)g->partials.data;
-        x->rows = (int)g->partials.size[0];
-        x->horizon = (int)e->pred_len;
-        rest->state = g->state;
-        rest->loss_scale = (double)g->batch / ((double)e->sequences * (double)e->pred_len);
-        rest->batch = g->batch;
-    }
-}
-
-template <class T> static void update_make(const struct ps_encoder_request *e, d64_update<T> *x)
-{
-    const struct ps_adamw *u = e->update;
-    if (u) {
-        x->parameters = (float *)u->parameters.data;
-        x->m = (float *)u->m.data;
-        x->v = (double *)u->v.data;
-        x->copy = (T *)u->copy.data;
-        x->learning_rates = (const double *)u->learning_rates.data;
-        x->state = u->state;
-        x->plain = ps_adamw_plain_of(u);
-    }
+    return take_workspace(&x, e, p, p.units < p.multiprocessors ? p.units : p.multiprocessors);
 }
 
 template <class T> static encoder<T> arguments_make(const struct ps_encoder_request *e, const struct plan *p)
@@ -359,18 +275,10 @@ template <class T> static encoder<T> arguments_make(const struct ps_encoder_requ
             x.embed.masks = (uint32_t *)((char *)e->kept + ps_encoder_d16_layers_bytes(e));
         }
     } else if (e->kept) {
-        char *kept = (char *)e->kept;
-        x.general.r = (T *)kept;
-        x.lse = (float *)(kept + kept_r<T>(e));
-        x.d64.rstd = (float *)(kept + kept_r<T>(e) + ps_resident_lse_bytes(e));
-        if (e->dropout.threshold) {
-            x.masks = (uint32_t *)(kept + kept_r<T>(e) + ps_resident_lse_bytes(e) + kept_deviations(e));
-            x.embed.masks = (uint32_t *)((char *)x.masks + ps_resident_mask_bytes(e, p->tiles));
-        }
+        (void)take_kept(&x, e, *p, (char *)e->kept);
     }
     embed_make(e, p->unit_rows / (int)e->patches, &x.embed);
-    head_make(e, &x.head, &x.d64.head);
-    update_make(e, &x.d64.update);
+    head_step_make(e, &x.head);
     return x;
 }
 
@@ -379,17 +287,14 @@ static enum ps_status resident_forward(const struct ps_kernels *k, const struct 
                                        const struct ps_encoder_plan *plan)
 {
     const struct plan &p = plans_of(plan).forward;
-    const cudaStream_t stream = ps_cuda(k)->stream;
-    ps_cuda(k)->ordered = false; /* `fresh` takes care of what was */
+    struct ps_cuda_context *c = ps_cuda(k);
+    c->ordered = false; /* `fresh` takes care of what was */
     encoder<T> x = arguments_make<T>(e, &p);
-    if (p.d64_short) {
-        return ps_encoder_d64_forward<T>(x, (char *)e->workspace, p.multiprocessors, stream);
-    }
     if (p.d16_e4_f128) {
-        return ps_encoder_d16_forward(x, ps_encoder_d16_shared(e, p.block_units), stream);
+        return ps_encoder_d16_forward(c, x, ps_encoder_d16_shared(e, p.block_units));
     }
-    return ps_resident_launch(kernel_of((int)e->d_model, p, false, x), dim3((unsigned)p.blocks), p.threads, p.shared, stream,
-                              "encoder forward", x);
+    return ps_resident_launch(c, "encoder forward", kernel_of(x, (int)e->d_model, p.tiles, false), (unsigned)p.blocks, p.threads,
+                              p.shared, x);
 }
 
 template <class T>
@@ -397,37 +302,22 @@ static enum ps_status resident_backward(const struct ps_kernels *k, const struct
                                         const struct ps_encoder_plan *plan)
 {
     const struct plan &p = plans_of(plan).backward;
-    const cudaStream_t stream = ps_cuda(k)->stream;
-    /* `fresh` takes care of what was. With an update the weights have just been written: the next kernel must not prefetch them. */
-    ps_cuda(k)->ordered = e->update != NULL;
+    struct ps_cuda_context *c = ps_cuda(k);
+    c->ordered = false;
     encoder<T> x = arguments_make<T>(e, &p);
-    const int d = (int)e->d_model, f = (int)e->d_ff;
-    char *workspace = (char *)e->workspace;
-    if (p.d64_short) {
-        if (e->embed_gradient) {
-            x.embed.partial = (float *)(workspace + ps_encoder_d64_workspace(e, p.units, p.multiprocessors));
-        }
-        return ps_encoder_d64_backward<T>(x, workspace, p.multiprocessors, stream);
-    }
-    x.sums.arrived = (unsigned *)workspace;
-    x.sums.norms = (float *)(workspace + counter_bytes(e));
-    float *const summed = (float *)(workspace + counter_bytes(e) + norm_bytes(e));
-    x.sums.summed = p.d16_e4_f128 && x.threshold ? summed : NULL;
+    const int d = (int)e->d_model;
+    (void)take_workspace(&x, e, p, p.blocks);
     x.sums.finished = x.sums.arrived + 2 * e->layers;
-    x.sums.partial = (float *)((char *)summed + sums_bytes(e));
-    if (e->embed_gradient) {
-        x.embed.partial = (float *)((char *)x.sums.partial + (size_t)p.blocks * sums_bytes(e));
-    }
+    x.sums.summed = p.d16_e4_f128 && x.threshold ? x.sums.summed : NULL;
+    x.embed.partial = e->embed_gradient ? x.embed.partial : NULL;
     kernel_function<T> *const sum = d == 64 ? sum_kernel<T, 64> : d == 16 ? sum_kernel<T, 16> : sum_kernel<T, 32>;
     if (p.d16_e4_f128) {
-        PS_TRY(ps_encoder_d16_backward(x, ps_encoder_d16_shared(e, p.block_units), stream));
+        PS_TRY(ps_encoder_d16_backward(c, x, ps_encoder_d16_shared(e, p.block_units)));
     } else {
-        PS_TRY(ps_resident_launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared, stream,
-                                  "encoder backward", x));
+        PS_TRY(
+            ps_resident_launch(c, "encoder backward", kernel_of(x, d, p.tiles, true), (unsigned)p.blocks, p.threads, p.shared, x));
     }
-    return ps_resident_launch(sum,
-                              dim3((unsigned)((4 * d + 2 * f) * d / SUM_TILE), (unsigned)(e->layers + (e->embed_gradient ? 1 : 0))),
-                              SUM_THREADS, 0, stream, "encoder weight gradients", x);
+    return launch_sums(c, sum, d, e->embed_gradient, x);
 }
 
 template <class T>

@@ -61,71 +61,48 @@
 namespace PS_REAL16_SPACE
 {
 
-/* ---- a layer ---- */
+/* ---- sizes ---- */
 
-struct layer {
-    int64_t sequences, patches, d_model, n_heads, d_ff; /* S, N, d, h, f */
-    int64_t layers, number;                             /* of the encoder; this one's, 0 for the last */
-    float epsilon;
-    struct ps_dropout attention, hidden, output;
-    const void *u;                /* real16 [S, N, d] */
-    void *residual;               /* real16 [S, N, d]: r. Forward: =; backward reads it */
-    float *softmax;               /* fp32 [S, h, N]: log2 of each query's sum of exponentials. Forward: =; backward reads it */
-    void *kept;                   /* dropout's draws, a bit an element. Forward: =; backward reads it */
-    const void *w_qkv;            /* real16 [d, 3a] */
-    const void *w_o;              /* real16 [a, d] */
-    const void *w_1;              /* real16 [d, f] */
-    const void *w_2;              /* real16 [f, d] */
-    struct layer_vectors vectors; /* fp32; b_qkv [3a], the others but b_1 [a] */
-    const struct ps_cuda_context *context;
-};
+typedef const struct ps_encoder_request request;
 
-static int group_of(const struct layer *l)
+static int group_of(request *r)
 {
-    return (int)(ROWS / l->patches);
+    return (int)(ROWS / r->patches);
 }
 
 /* Tiles of a layer. */
-static int64_t tiles_of(const struct layer *l)
+static int64_t tiles_of(request *r)
 {
-    return (l->sequences + group_of(l) - 1) / group_of(l);
+    return (r->sequences + group_of(r) - 1) / group_of(r);
 }
 
 /* e: columns of a head. */
-static int head_of(const struct layer *l)
+static int head_of(request *r)
 {
-    return (int)(l->d_model / l->n_heads);
+    return (int)(r->d_model / r->n_heads);
 }
 
 /* 2^bits are the columns that a head takes of q, k, v and merged: 8, 16 or 32. */
-static int head_bits_of(const struct layer *l)
+static int head_bits_of(request *r)
 {
-    return head_of(l) <= 8 ? 3 : head_of(l) <= 16 ? 4 : 5;
+    return head_of(r) <= 8 ? 3 : head_of(r) <= 16 ? 4 : 5;
 }
 
 /* a: columns of q, k, v and merged; more than d where heads' weights are padded. */
-static int64_t width_of(const struct layer *l)
+static int64_t width_of(request *r)
 {
-    return l->n_heads << head_bits_of(l);
+    return r->n_heads << head_bits_of(r);
 }
 
-static enum ps_status supported(const struct layer *l)
+/* Elements of a layer's rows. */
+static int64_t elements_of(request *r)
 {
-    const int64_t d = l->d_model;
-    if (d > D || d % 8 || l->d_ff > MAX_F || l->d_ff % 8 || l->patches > 64 || l->n_heads < 1 || d % l->n_heads ||
-        head_of(l) > 32 || width_of(l) > D || l->sequences * l->patches > INT32_MAX / 2) {
-        return ps_fail(
-            PS_UNSUPPORTED,
-            "encoder layer on chip: d_model %lld, n_heads %lld, d_ff %lld, %lld patches of %lld sequences: d_model up to %d "
-            "and d_ff up to %d (multiples of 8), heads of up to 32 columns, each padded to 8, 16 or 32, that are %d together, and "
-            "up to 64 patches fit",
-            (long long)d, (long long)l->n_heads, (long long)l->d_ff, (long long)l->patches, (long long)l->sequences, D, MAX_F, D);
-    }
-    if (l->context->shared_bytes < BACKWARD_BYTES) {
-        return ps_fail(PS_UNSUPPORTED, "encoder layer on chip: needs %d bytes of shared memory a block, the device has %d",
-                       (int)BACKWARD_BYTES, l->context->shared_bytes);
-    }
-    return PS_OK;
+    return r->sequences * r->patches * r->d_model;
+}
+
+static float drop_scale_of(request *r)
+{
+    return r->dropout.threshold ? r->dropout.scale : 1.0f;
 }
 
 /* A weight [rows, parts * columns] for the copy engine: boxes of 64 rows and 64 columns of a part, zero outside, as panels. */
@@ -144,70 +121,102 @@ static enum ps_status weight_map(CUtensorMap *map, const void *weight, int64_t r
     return PS_OK;
 }
 
-/* Of dropout's bits in `kept`: bytes from its start. */
+/* What a layer keeps: r (real16 [S, N, d]), the logarithm of softmax's sums (fp32 [S, h, N]) and, from whole lines on, dropout's
+ * bits. Bytes from its start. */
 struct kept_places {
-    size_t hidden, attention, output, bytes;
+    size_t softmax, hidden, attention, output, bytes;
 };
 
-static struct kept_places kept_places_of(const struct layer *l)
+static struct kept_places kept_places_of(request *r)
 {
-    const size_t tiles = (size_t)tiles_of(l), chunks = (size_t)((l->d_ff + CHUNK - 1) / CHUNK);
+    const size_t tiles = (size_t)tiles_of(r), chunks = (size_t)((r->d_ff + CHUNK - 1) / CHUNK), drawn = r->dropout.threshold != 0;
     struct kept_places places = {};
-    places.attention = l->hidden.threshold ? tiles * WARPS * chunks * HIDDEN_WORDS * sizeof(uint32_t) : 0;
-    places.output = places.attention + (l->attention.threshold ? tiles * THREADS * sizeof(uint32_t) : 0);
-    places.bytes = places.output + (l->output.threshold ? tiles * THREADS * sizeof(uint32_t) : 0);
+    places.softmax = (size_t)(2 * elements_of(r));
+    places.hidden = (places.softmax + (size_t)(4 * r->sequences * r->patches * r->n_heads) + 127) / 128 * 128;
+    places.attention = places.hidden + drawn * tiles * WARPS * chunks * HIDDEN_WORDS * sizeof(uint32_t);
+    places.output = places.attention + drawn * tiles * THREADS * sizeof(uint32_t);
+    places.bytes = (places.output + drawn * tiles * THREADS * sizeof(uint32_t) + 255) / 256 * 256;
     return places;
 }
 
-/* On W_2's product: dropout's scale behind gelu and behind that product, and what the hidden columns have too much. */
-static float w_2_scale_of(const struct layer *l)
+/* Bytes of a layer's padded weights (struct padding), with which the workspace begins; 0: none are needed. */
+static int64_t copy_bytes_of(request *r)
 {
-    return l->hidden.scale * l->output.scale / (2.0f * GELU_SCALE);
+    const int64_t a = width_of(r);
+    return a == r->d_model ? 0 : (4 * a * (2 * r->d_model + PADDED_VECTORS) + 255) / 256 * 256;
 }
 
-static enum ps_status arguments_of(const struct layer *l, struct arguments *arguments)
+static struct layer_vectors vectors_of(request *r, int64_t layer)
 {
+    const struct ps_encoder_layout *at = &r->layout;
+    const float *p = r->parameters + layer * at->vector_stride;
+    return {p + at->ln1_gamma, p + at->ln1_beta, p + at->b_qkv, p + at->b_o,
+            p + at->ln2_gamma, p + at->ln2_beta, p + at->b_1,   p + at->b_2};
+}
+
+/* On W_2's product: dropout's scale behind gelu and behind that product, and what the hidden columns have too much. */
+static float w_2_scale_of(request *r)
+{
+    return drop_scale_of(r) * drop_scale_of(r) / (2.0f * GELU_SCALE);
+}
+
+static enum ps_status arguments_of(request *r, int64_t layer, struct arguments *arguments)
+{
+    const struct ps_encoder_layout *at = &r->layout;
+    const int64_t d = r->d_model, a = width_of(r), rows = elements_of(r);
+    const real16 *const weights = (const real16 *)r->weights + layer * at->matrix_stride;
+    const real16 *w_qkv = weights + at->w_qkv, *w_o = weights + at->w_o;
     struct arguments p = {};
-    PS_TRY(weight_map(&p.weights[WEIGHT_QKV], l->w_qkv, l->d_model, 3, width_of(l)));
-    PS_TRY(weight_map(&p.weights[WEIGHT_O], l->w_o, width_of(l), 1, l->d_model));
-    PS_TRY(weight_map(&p.weights[WEIGHT_1], l->w_1, l->d_model, 1, l->d_ff));
-    PS_TRY(weight_map(&p.weights[WEIGHT_2], l->w_2, l->d_ff, 1, l->d_model));
-    p.sequences = (int)l->sequences;
-    p.N = (int)l->patches;
-    p.d = (int)l->d_model;
-    p.a = (int)width_of(l);
-    p.heads = (int)l->n_heads;
-    p.by_heads = ps_divisor_make(l->n_heads);
-    p.f = (int)l->d_ff;
-    p.group = group_of(l);
-    p.epsilon = l->epsilon;
-    p.per = 1.0f / (float)l->d_model;
-    p.scale = 1.0f / sqrtf((float)head_of(l));
-    p.attention = l->attention;
-    p.hidden = l->hidden;
-    p.output = l->output;
-    p.w_2_scale = w_2_scale_of(l);
-    if (l->hidden.threshold) { /* of all three */
-        p.drawing = {ps_round_keys_make(l->hidden.seed), ps_below(l->hidden.threshold), ps_minus_below(l->hidden.threshold)};
+    p.vectors = vectors_of(r, layer);
+    if (copy_bytes_of(r)) {
+        w_qkv = (const real16 *)((const char *)r->workspace + layer * copy_bytes_of(r));
+        w_o = w_qkv + 3 * a * d;
+        const float *const v = (const float *)(w_o + a * d);
+        p.vectors = {v, v + a, v + 2 * a, v + 5 * a, v + 6 * a, v + 7 * a, p.vectors.b_1, v + 8 * a};
     }
-    p.u = (const real16 *)l->u;
-    p.r = (real16 *)l->residual;
-    p.softmax = (float *)l->softmax;
-    const struct kept_places places = kept_places_of(l);
-    p.kept.hidden = (uint32_t *)((char *)l->kept + places.hidden);
-    p.kept.attention = (uint32_t *)((char *)l->kept + places.attention);
-    p.kept.output = (uint32_t *)((char *)l->kept + places.output);
-    p.vectors = l->vectors;
+    PS_TRY(weight_map(&p.weights[WEIGHT_QKV], w_qkv, d, 3, a));
+    PS_TRY(weight_map(&p.weights[WEIGHT_O], w_o, a, 1, d));
+    PS_TRY(weight_map(&p.weights[WEIGHT_1], weights + at->w_1, d, 1, r->d_ff));
+    PS_TRY(weight_map(&p.weights[WEIGHT_2], weights + at->w_2, r->d_ff, 1, d));
+    p.sequences = (int)r->sequences;
+    p.N = (int)r->patches;
+    p.d = (int)d;
+    p.a = (int)a;
+    p.heads = (int)r->n_heads;
+    p.by_heads = ps_divisor_make(r->n_heads);
+    p.f = (int)r->d_ff;
+    p.group = group_of(r);
+    p.epsilon = (float)r->epsilon;
+    p.per = 1.0f / (float)d;
+    p.scale = 1.0f / sqrtf((float)head_of(r));
+    p.attention = r->dropout;
+    p.attention.site += 3 * (uint32_t)layer;
+    p.attention.scale = drop_scale_of(r);
+    p.hidden = p.output = p.attention;
+    p.hidden.site += 1;
+    p.hidden.first = ps_hidden_first(r);
+    p.output.site += 2;
+    p.w_2_scale = w_2_scale_of(r);
+    if (r->dropout.threshold) { /* of all three */
+        p.drawing = {ps_round_keys_make(r->dropout.seed), ps_below(r->dropout.threshold), ps_minus_below(r->dropout.threshold)};
+    }
+    const struct kept_places places = kept_places_of(r);
+    char *const kept = (char *)r->kept + layer * places.bytes;
+    p.u = (const real16 *)r->u + layer * rows;
+    p.y = (real16 *)r->u + (layer + 1) * rows;
+    p.r = (real16 *)kept;
+    p.softmax = (float *)(kept + places.softmax);
+    p.kept = {(uint32_t *)(kept + places.hidden), (uint32_t *)(kept + places.attention), (uint32_t *)(kept + places.output)};
     *arguments = p;
     return PS_OK;
 }
 
 /* What depends on the launch, which takes this many tiles of the layer, from tile `first` on. */
-static void arguments_tiles(struct arguments *p, const struct layer *l, int64_t first, int64_t tiles)
+static void arguments_tiles(struct arguments *p, request *r, int64_t first, int64_t tiles)
 {
-    const int64_t before = first * p->group, rest = l->sequences - before;
+    const int64_t before = first * p->group, rest = r->sequences - before;
     p->sequences = (int)(rest < tiles * p->group ? rest : tiles * p->group);
-    p->first = before * l->patches;
+    p->first = before * r->patches;
     p->first_tile = (int)first;
 }
 
@@ -237,22 +246,22 @@ typedef void forward_kernel(const struct arguments);
 typedef void backward_kernel(const struct arguments, const struct gradient_arguments);
 
 /* By heads of up to 8, 16 and 32 columns, and sequences of up to 16, 32, 48 and 64 patches. */
-static forward_kernel *forward_of(const struct layer *l)
+static forward_kernel *forward_of(request *r)
 {
     static forward_kernel *const kernels[3][4] = {
         {layer_forward<1, 8>, layer_forward<2, 8>, layer_forward<3, 8>, layer_forward<4, 8>},
         {layer_forward<1, 16>, layer_forward<2, 16>, layer_forward<3, 16>, layer_forward<4, 16>},
         {layer_forward<1, 32>, layer_forward<2, 32>, layer_forward<3, 32>, layer_forward<4, 32>}};
-    return kernels[head_bits_of(l) - 3][(l->patches - 1) / 16];
+    return kernels[head_bits_of(r) - 3][(r->patches - 1) / 16];
 }
 
-static backward_kernel *backward_of(const struct layer *l)
+static backward_kernel *backward_of(request *r)
 {
     static backward_kernel *const kernels[3][4] = {
         {layer_backward<1, 8>, layer_backward<2, 8>, layer_backward<3, 8>, layer_backward<4, 8>},
         {layer_backward<1, 16>, layer_backward<2, 16>, layer_backward<3, 16>, layer_backward<4, 16>},
         {layer_backward<1, 32>, layer_backward<2, 32>, layer_backward<3, 32>, layer_backward<4, 32>}};
-    return kernels[head_bits_of(l) - 3][(l->patches - 1) / 16];
+    return kernels[head_bits_of(r) - 3][(r->patches - 1) / 16];
 }
 
 static enum ps_status shared_bytes(const void *kernel, int bytes)
@@ -260,31 +269,27 @@ static enum ps_status shared_bytes(const void *kernel, int bytes)
     return ps_cuda_allow_shared(kernel, bytes, "encoder layer: shared memory");
 }
 
-/* y = the layer of u; residual = r. y real16 [S, N, d], 16-byte aligned like every such tensor here. */
-static enum ps_status forward_layer(const struct layer *l, void *y)
+static enum ps_status forward_layer(const struct ps_cuda_context *c, request *r, int64_t layer)
 {
-    PS_TRY(supported(l));
     struct arguments p;
-    PS_TRY(arguments_of(l, &p));
-    p.y = (real16 *)y;
-    const int64_t tiles = tiles_of(l), all = l->context->multiprocessors;
-    forward_kernel *const kernel = forward_of(l);
+    PS_TRY(arguments_of(r, layer, &p));
+    const int64_t tiles = tiles_of(r), all = c->multiprocessors;
+    forward_kernel *const kernel = forward_of(r);
     PS_TRY(shared_bytes((const void *)kernel, FORWARD_BYTES));
     /* Two launches, so that blocks of the next layer's first one fill multiprocessors that this one's second one leaves: of whole
      * waves, or of half the tiles where those are two. */
     const int64_t waves = (tiles + all - 1) / all, most = waves == 2 ? (tiles + 1) / 2 : (waves + 1) / 2 * all;
     const int64_t second = tiles - most < all ? tiles - most : all, first_blocks = most < all ? most : all;
-    const int64_t layer = l->layers - 1 - l->number;
     enum { FEW_WAVES = 3 };
     for (int64_t first = 0; first < tiles; first += most) {
         const int64_t mine = tiles - first < most ? tiles - first : most;
-        arguments_tiles(&p, l, first, mine);
+        arguments_tiles(&p, r, first, mine);
         p.blocks = (int)(mine < all ? mine : all);
         if (waves > 1) {
-            p.turn = turn_of(l->context->turns, waves <= FEW_WAVES, 2 * layer + first / most, 2 * l->layers, first_blocks,
-                             first_blocks, second);
+            p.turn =
+                turn_of(c->turns, waves <= FEW_WAVES, 2 * layer + first / most, 2 * r->layers, first_blocks, first_blocks, second);
         }
-        ps_cuda_launch(l->context, kernel, (unsigned)p.blocks, THREADS, FORWARD_BYTES, p);
+        ps_cuda_launch(c, kernel, (unsigned)p.blocks, THREADS, FORWARD_BYTES, p);
         PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder layer, forward"));
     }
     return PS_OK;
@@ -319,18 +324,18 @@ static int pieces_of(int hidden_panels)
 /* A tile takes 45 us, of more than 48 patches 50, and its gradients 2 times 0.8 us in each of the jobs: one multiprocessor in 26,
  * or 31, keeps up with the others, and one in 22 of GRADIENT_VO, which brings more bytes. Chunks: three tiles a block, and three
  * chunks' operands at most 351 MiB. */
-static struct plan plan_of(const struct layer *l)
+static struct plan plan_of(const struct ps_cuda_context *c, request *r)
 {
     struct plan plan = {};
-    const int64_t panels = (l->d_ff + 63) / 64, f = 64 * panels, tile = 2 * ROWS * (8 * D + 2 * f);
-    const int all = l->context->multiprocessors;
+    const int64_t panels = (r->d_ff + 63) / 64, f = 64 * panels, tile = 2 * ROWS * (8 * D + 2 * f);
+    const int all = c->multiprocessors;
     plan.jobs = 2 + 2 * pieces_of((int)panels);
-    plan.slices = all < 31 ? 1 : all / (l->patches > 48 ? 31 : 26);
+    plan.slices = all < 31 ? 1 : all / (r->patches > 48 ? 31 : 26);
     plan.most_slices = all < 22 ? 1 : all / 22;
     plan.gradient_blocks = plan.slices * (plan.jobs - 1) + plan.most_slices;
     plan.blocks = all > plan.gradient_blocks ? all - plan.gradient_blocks : 1;
     plan.last_slices = all / plan.jobs > plan.most_slices ? all / plan.jobs : plan.most_slices;
-    const int64_t tiles = tiles_of(l), fit = ((int64_t)351 << 20) / (3 * tile);
+    const int64_t tiles = tiles_of(r), fit = ((int64_t)351 << 20) / (3 * tile);
     const int64_t three = 3 * plan.blocks, most = three < fit ? three : fit;
     plan.chunks = (int)((tiles + most - 1) / most);
     if (plan.chunks == 1 && tiles > plan.blocks) { /* so that launches overlap */
@@ -355,8 +360,8 @@ static struct plan plan_of(const struct layer *l)
     plan.parked = (size_t)4 * all * ROWS * D;
     plan.warp_sums = (size_t)4 * all * WARPS * NORM_SUMS;
     part(&plan.bytes, (int64_t)(2 * (plan.parked + plan.warp_sums)));
-    plan.norm_sums = part(&plan.bytes, l->layers * 2 * 4 * all * NORM_SUMS);
-    plan.partials = part(&plan.bytes, l->layers * plan.most_slices * partials);
+    plan.norm_sums = part(&plan.bytes, r->layers * 2 * 4 * all * NORM_SUMS);
+    plan.partials = part(&plan.bytes, r->layers * plan.most_slices * partials);
     return plan;
 }
 
@@ -369,15 +374,15 @@ static struct operands operands_of(const struct plan &plan, char *workspace, int
 }
 
 /* Of the chunk of launch number n; last: of all, in a launch of its own. */
-static struct gradient_arguments gradients_of(const struct layer *l, const struct plan &plan, char *workspace, int64_t n, bool last)
+static struct gradient_arguments gradients_of(request *r, const struct plan &plan, char *workspace, int64_t n, bool last)
 {
     const struct operands o = operands_of(plan, workspace, n);
-    const int panels = ((int)l->d_ff + 63) / 64, chunk = (int)(n % plan.chunks);
-    const int64_t tiles = tiles_of(l), number = n / plan.chunks;
+    const int panels = ((int)r->d_ff + 63) / 64, chunk = (int)(n % plan.chunks);
+    const int64_t tiles = tiles_of(r), number = n / plan.chunks;
     struct gradient_arguments g = {};
-    g.d = (int)l->d_model;
-    g.f = (int)l->d_ff;
-    g.layers = (int)l->layers;
+    g.d = (int)r->d_model;
+    g.f = (int)r->d_ff;
+    g.layers = (int)r->layers;
     g.row_blocks = 2 * (int)(chunk + 1 < plan.chunks ? plan.tiles : tiles - (int64_t)chunk * plan.tiles);
     g.add = !last && chunk > 0;
     g.partials = last ? (float *)(workspace + (n + 1) % 3 * plan.operands)
@@ -410,29 +415,26 @@ static struct gradient_arguments gradients_of(const struct layer *l, const struc
     return g;
 }
 
-/* du =, gradients += (fp32). du may be dy; dy, du real16 [S, N, d]. To be called for the last layer first, each with the same
- * workspace: the weights' gradients of all layers are complete after the first layer's call, which is given its own. */
-static enum ps_status backward_layer(const struct layer *l, void *du, const void *dy, const struct layer_gradients *gradients,
-                                     void *workspace)
+/* To be called for the last layer first: the weights' gradients of all layers are complete after the first layer's call. */
+static enum ps_status backward_layer(const struct ps_cuda_context *c, request *r, int64_t layer)
 {
-    PS_TRY(supported(l));
-    const struct plan plan = plan_of(l);
-    const int64_t tiles = tiles_of(l), number = l->number;
-    const int all = l->context->multiprocessors;
-    backward_kernel *const kernel = backward_of(l);
+    const struct plan plan = plan_of(c, r);
+    const int64_t tiles = tiles_of(r), number = r->layers - 1 - layer;
+    const int all = c->multiprocessors;
+    backward_kernel *const kernel = backward_of(r);
     PS_TRY(shared_bytes((const void *)kernel, BACKWARD_BYTES));
-    char *w = (char *)workspace;
+    char *w = (char *)r->workspace + r->layers * copy_bytes_of(r);
     struct arguments p;
-    PS_TRY(arguments_of(l, &p));
-    p.dy = (const real16 *)dy;
-    p.du = (real16 *)du;
+    PS_TRY(arguments_of(r, layer, &p));
+    p.dy = (const real16 *)(number ? r->du : r->dy); /* du may be dy */
+    p.du = (real16 *)r->du;
     int norm_blocks[2] = {}; /* of this layer's even and odd chunks */
     for (int chunk = 0; chunk < plan.chunks; chunk++) {
         const int64_t n = number * plan.chunks + chunk, first = (int64_t)chunk * plan.tiles;
         const int64_t mine = tiles - first < plan.tiles ? tiles - first : plan.tiles;
         const int64_t first_blocks = all < plan.tiles ? all : plan.tiles, most = n ? plan.blocks : first_blocks;
         char *const of_launch = w + 3 * plan.operands + n % 2 * (plan.parked + plan.warp_sums);
-        arguments_tiles(&p, l, first, mine);
+        arguments_tiles(&p, r, first, mine);
         p.blocks = (int)(plan.chunks == 1 && mine < most ? mine : most);
         p.operands = operands_of(plan, w, n);
         p.parked = (float *)of_launch;
@@ -443,28 +445,30 @@ static enum ps_status backward_layer(const struct layer *l, void *du, const void
         p.norm_blocks = plan.blocks;
         if (plan.chunks > 1) {
             const int64_t blocks = plan.blocks + plan.gradient_blocks;
-            p.turn = turn_of(l->context->turns + PS_TURN_COUNTS, plan.tiles < 2 * plan.blocks, n, l->layers * plan.chunks,
-                             first_blocks, blocks, blocks);
+            p.turn = turn_of(c->turns + PS_TURN_COUNTS, plan.tiles < 2 * plan.blocks, n, r->layers * plan.chunks, first_blocks,
+                             blocks, blocks);
         }
         norm_blocks[chunk % 2] = norm_blocks[chunk % 2] > p.blocks ? norm_blocks[chunk % 2] : p.blocks;
         struct gradient_arguments before = {};
         if (n) {
-            before = gradients_of(l, plan, w, n - 1, false);
+            before = gradients_of(r, plan, w, n - 1, false);
         }
-        ps_cuda_launch(l->context, kernel, (unsigned)(p.blocks + (n ? plan.gradient_blocks : 0)), THREADS, BACKWARD_BYTES, p,
-                       before);
+        ps_cuda_launch(c, kernel, (unsigned)(p.blocks + (n ? plan.gradient_blocks : 0)), THREADS, BACKWARD_BYTES, p, before);
         PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder layer, backward"));
     }
-    if (number + 1 < l->layers) {
+    if (number + 1 < r->layers) {
         return PS_OK;
     }
-    struct gradient_arguments g = gradients_of(l, plan, w, l->layers * plan.chunks - 1, true);
-    g.gradients = *gradients;
-    g.e = head_of(l);
-    g.head_bits = head_bits_of(l);
-    g.attention_scale = l->attention.scale;
-    g.output_scale = l->output.scale;
-    g.w_2_scale = w_2_scale_of(l);
+    struct gradient_arguments g = gradients_of(r, plan, w, r->layers * plan.chunks - 1, true);
+    const struct ps_encoder_layout *at = &r->layout;
+    float *const x = r->gradients;
+    g.gradients = {x + at->w_qkv,    x + at->w_o,   x + at->w_1,       x + at->w_2,       x + at->ln1_gamma,
+                   x + at->ln1_beta, x + at->b_qkv, x + at->b_o,       x + at->ln2_gamma, x + at->ln2_beta,
+                   x + at->b_1,      x + at->b_2,   at->matrix_stride, at->vector_stride};
+    g.e = head_of(r);
+    g.head_bits = head_bits_of(r);
+    g.attention_scale = g.output_scale = drop_scale_of(r);
+    g.w_2_scale = w_2_scale_of(r);
     g.norm_sums = (const float *)(w + plan.norm_sums);
     g.beside = (const float *)(w + plan.partials);
     g.first_beside = plan.chunks > 1;
@@ -477,98 +481,21 @@ static enum ps_status backward_layer(const struct layer *l, void *du, const void
     }
     g.norm_blocks[0][0] = (int)(first_tiles < all ? first_tiles : all);
     PS_TRY(shared_bytes((const void *)weight_gradients, GRADIENT_BYTES));
-    ps_cuda_launch(l->context, weight_gradients, (unsigned)(plan.last_slices * plan.jobs), THREADS, GRADIENT_BYTES, g);
+    ps_cuda_launch(c, weight_gradients, (unsigned)(plan.last_slices * plan.jobs), THREADS, GRADIENT_BYTES, g);
     PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder layer, weights' gradients"));
-    ps_cuda_launch(l->context, add_gradients, (unsigned)(l->layers * (plan.jobs * PARTS * ADD_BLOCKS + NORM_SUMS / 32)),
-                   32 * ADD_WARPS, 0, g);
+    ps_cuda_launch(c, add_gradients, (unsigned)(r->layers * (plan.jobs * PARTS * ADD_BLOCKS + NORM_SUMS / 32)), 32 * ADD_WARPS, 0,
+                   g);
     return ps_cuda_check(cudaGetLastError(), "encoder layer, sums of gradients");
 }
 
 /* ---- all layers ---- */
 
-/* What a layer keeps: r (real16 [S, N, d]) and the logarithm of softmax's sums (fp32 [S, h, N]); then, from whole lines on,
- * dropout's bits. */
-static size_t bits_place(const struct layer *l)
-{
-    const int64_t rows = l->sequences * l->patches;
-    return (size_t)(2 * rows * l->d_model + 4 * rows * l->n_heads + 127) / 128 * 128;
-}
-
-static size_t layer_kept_bytes(const struct layer *l)
-{
-    return (bits_place(l) + kept_places_of(l).bytes + 255) / 256 * 256;
-}
-
-/* Of any layer, without its memory. */
-static struct layer sizes_of(const struct ps_kernels *k, const struct ps_encoder_request *r)
-{
-    struct layer l = {};
-    l.sequences = r->sequences;
-    l.patches = r->patches;
-    l.d_model = r->d_model;
-    l.n_heads = r->n_heads;
-    l.d_ff = r->d_ff;
-    l.layers = r->layers;
-    l.epsilon = (float)r->epsilon;
-    l.attention = r->dropout;
-    l.attention.scale = r->dropout.threshold ? r->dropout.scale : 1.0f;
-    l.hidden = l.output = l.attention;
-    l.hidden.first = ps_hidden_first(r);
-    l.context = ps_cuda(k);
-    return l;
-}
-
-/* Bytes of a layer's padded weights (struct padding), with which the workspace begins; 0: none are needed. */
-static int64_t copy_bytes_of(const struct layer *l)
-{
-    const int64_t a = width_of(l);
-    return a == l->d_model ? 0 : (4 * a * (2 * l->d_model + PADDED_VECTORS) + 255) / 256 * 256;
-}
-
-static struct layer_vectors vectors_of(const struct ps_encoder_request *r, int64_t layer)
-{
-    const struct ps_encoder_layout *at = &r->offsets;
-    const float *p = r->parameters + layer * at->vector_stride;
-    return {p + at->ln1_gamma, p + at->ln1_beta, p + at->b_qkv, p + at->b_o,
-            p + at->ln2_gamma, p + at->ln2_beta, p + at->b_1,   p + at->b_2};
-}
-
-static struct layer layer_of(const struct ps_kernels *k, const struct ps_encoder_request *r, int64_t layer)
-{
-    const struct ps_encoder_layout *at = &r->offsets;
-    const int64_t rows = r->sequences * r->patches * r->d_model, matrix = layer * at->matrix_stride;
-    const char *weights = (const char *)r->weights;
-    struct layer l = sizes_of(k, r);
-    l.number = r->layers - 1 - layer;
-    l.attention.site += 3 * (uint32_t)layer;
-    l.hidden.site += 3 * (uint32_t)layer + 1;
-    l.output.site += 3 * (uint32_t)layer + 2;
-    l.u = (const char *)r->u + 2 * layer * rows;
-    l.residual = (char *)r->kept + (size_t)layer * layer_kept_bytes(&l);
-    l.softmax = (float *)((char *)l.residual + 2 * rows);
-    l.kept = (char *)l.residual + bits_place(&l);
-    l.w_qkv = weights + 2 * (at->w_qkv + matrix);
-    l.w_o = weights + 2 * (at->w_o + matrix);
-    l.w_1 = weights + 2 * (at->w_1 + matrix);
-    l.w_2 = weights + 2 * (at->w_2 + matrix);
-    l.vectors = vectors_of(r, layer);
-    if (copy_bytes_of(&l)) {
-        const char *const copy = (const char *)r->workspace + layer * copy_bytes_of(&l);
-        const int64_t a = width_of(&l), matrix = 2 * a * l.d_model;
-        const float *const v = (const float *)(copy + 4 * matrix);
-        l.w_qkv = copy;
-        l.w_o = copy + 3 * matrix;
-        l.vectors = {v, v + a, v + 2 * a, v + 5 * a, v + 6 * a, v + 7 * a, l.vectors.b_1, v + 8 * a};
-    }
-    return l;
-}
-
 /* The copies, if there are to be any. */
-static enum ps_status pad_weights(const struct ps_kernels *k, const struct ps_encoder_request *r)
+static enum ps_status pad_weights(struct ps_cuda_context *c, request *r)
 {
-    const struct ps_encoder_layout *at = &r->offsets;
-    const struct layer l = sizes_of(k, r);
-    if (!copy_bytes_of(&l)) {
+    const struct ps_encoder_layout *at = &r->layout;
+    const int64_t d = r->d_model, a = width_of(r);
+    if (a == d) {
         return PS_OK;
     }
     const struct padding p = {(const real16 *)r->weights + at->w_qkv,
@@ -577,14 +504,14 @@ static enum ps_status pad_weights(const struct ps_kernels *k, const struct ps_en
                               at->matrix_stride,
                               at->vector_stride,
                               (char *)r->workspace,
-                              copy_bytes_of(&l),
-                              (int)l.d_model,
-                              (int)width_of(&l),
-                              head_of(&l),
-                              head_bits_of(&l)};
-    const int64_t elements = width_of(&l) * (4 * l.d_model + PADDED_VECTORS);
-    ps_cuda_launch(l.context, pad_heads, dim3(ps_cuda_blocks(elements, PAD_THREADS), (unsigned)l.layers), PAD_THREADS, 0, p);
-    l.context->ordered = true; /* blocks ask for weights before they wait */
+                              copy_bytes_of(r),
+                              (int)d,
+                              (int)a,
+                              head_of(r),
+                              head_bits_of(r)};
+    ps_cuda_launch(c, pad_heads, dim3(ps_cuda_blocks(a * (4 * d + PADDED_VECTORS), PAD_THREADS), (unsigned)r->layers), PAD_THREADS,
+                   0, p);
+    c->ordered = true; /* blocks ask for weights before they wait */
     return ps_cuda_check(cudaGetLastError(), "encoder layer, padded weights");
 }
 
@@ -592,65 +519,63 @@ static enum ps_status pad_weights(const struct ps_kernels *k, const struct ps_en
  * gemm pays for what is there: a row about as much as 128 columns more, and columns by 16, those of heads in whole 8 among them.
  * Its many launches cost some tiles more: where there are no more tiles than multiprocessors that decides, but very few leave
  * multiprocessors idle. And the kernels of wider heads have too few registers for many patches. */
-static bool is_slower(const struct layer *l)
+static bool is_slower(request *r, int64_t all)
 {
-    const int64_t tiles = tiles_of(l), all = l->context->multiprocessors, n = l->patches, e = l->d_model / l->n_heads;
-    const int64_t taken = 1 << head_bits_of(l), least = taken > 16 ? (n > 32 ? 129 : 116) : taken > 8 ? (n > 48 ? 121 : 112) : 116;
-    const int64_t wide = (e + 7) / 8 * 8 * l->n_heads, columns = ((wide > l->d_model ? wide : l->d_model) + 15) / 16 * 16;
+    const int64_t tiles = tiles_of(r), d = r->d_model, n = r->patches;
+    const int64_t taken = 1 << head_bits_of(r), least = taken > 16 ? (n > 32 ? 129 : 116) : taken > 8 ? (n > 48 ? 121 : 112) : 116;
+    const int64_t wide = (head_of(r) + 7) / 8 * 8 * r->n_heads, columns = ((wide > d ? wide : d) + 15) / 16 * 16;
     const int64_t filled = ROWS / n * n * (128 + columns) / 2, launches = all * 3 / 16;
-    return tiles < (all + 4) / 5 || l->d_model <= 64 || (taken > 16 && n > 48) ||
+    return tiles < (all + 4) / 5 || d <= 64 || (taken > 16 && n > 48) ||
            (tiles > all && (tiles - launches) * least * ROWS > tiles * filled);
 }
 
-static enum ps_status streamed_plan(const struct ps_kernels *k, const struct ps_encoder_request *r, struct ps_encoder_plan *plan)
+static enum ps_status streamed_plan(const struct ps_kernels *k, request *r, struct ps_encoder_plan *plan)
 {
-    const struct layer l = sizes_of(k, r);
-    PS_TRY(supported(&l));
-    plan->slower = is_slower(&l);
+    const int64_t d = r->d_model;
+    const struct ps_cuda_context *c = ps_cuda(k);
+    if (d > D || d % 8 || r->d_ff > MAX_F || r->d_ff % 8 || r->patches > 64 || r->n_heads < 1 || d % r->n_heads ||
+        head_of(r) > 32 || width_of(r) > D || r->sequences * r->patches > INT32_MAX / 2) {
+        return ps_fail(
+            PS_UNSUPPORTED,
+            "encoder layer on chip: d_model %lld, n_heads %lld, d_ff %lld, %lld patches of %lld sequences: d_model up to %d "
+            "and d_ff up to %d (multiples of 8), heads of up to 32 columns, each padded to 8, 16 or 32, that are %d together, and "
+            "up to 64 patches fit",
+            (long long)d, (long long)r->n_heads, (long long)r->d_ff, (long long)r->patches, (long long)r->sequences, D, MAX_F, D);
+    }
+    if (c->shared_bytes < BACKWARD_BYTES) {
+        return ps_fail(PS_UNSUPPORTED, "encoder layer on chip: needs %d bytes of shared memory a block, the device has %d",
+                       (int)BACKWARD_BYTES, c->shared_bytes);
+    }
+    plan->slower = is_slower(r, c->multiprocessors);
     plan->kernels = "streamed/real16";
-    plan->kept_bytes = layer_kept_bytes(&l) * (size_t)r->layers;
+    plan->kept_bytes = kept_places_of(r).bytes * (size_t)r->layers;
     return PS_OK;
 }
 
-static enum ps_encoder_span streamed_span(const struct ps_kernels *, const struct ps_encoder_request *,
-                                          const struct ps_encoder_plan *)
+static enum ps_encoder_span streamed_span(const struct ps_kernels *, request *, const struct ps_encoder_plan *)
 {
     return PS_SPAN_LAYERS;
 }
 
 /* The rows are taken in chunks, so that it stays below 400 MiB whatever S, and 4 to 6 MB a layer. */
-static size_t streamed_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_request *r,
-                                       const struct ps_encoder_plan *)
+static size_t streamed_workspace_bytes(const struct ps_kernels *k, request *r, const struct ps_encoder_plan *)
 {
-    const struct layer l = sizes_of(k, r);
-    return (size_t)(l.layers * copy_bytes_of(&l)) + plan_of(&l).bytes;
+    return (size_t)(r->layers * copy_bytes_of(r)) + plan_of(ps_cuda(k), r).bytes;
 }
 
-static enum ps_status streamed_forward(const struct ps_kernels *k, const struct ps_encoder_request *r,
-                                       const struct ps_encoder_plan *)
+static enum ps_status streamed_forward(const struct ps_kernels *k, request *r, const struct ps_encoder_plan *)
 {
-    const int64_t rows = r->sequences * r->patches * r->d_model;
-    PS_TRY(pad_weights(k, r));
+    PS_TRY(pad_weights(ps_cuda(k), r));
     for (int64_t layer = 0; layer < r->layers; layer++) {
-        const struct layer l = layer_of(k, r, layer);
-        PS_TRY(forward_layer(&l, (char *)r->u + 2 * (layer + 1) * rows));
+        PS_TRY(forward_layer(ps_cuda(k), r, layer));
     }
     return PS_OK;
 }
 
-static enum ps_status streamed_backward(const struct ps_kernels *k, const struct ps_encoder_request *r,
-                                        const struct ps_encoder_plan *)
+static enum ps_status streamed_backward(const struct ps_kernels *k, request *r, const struct ps_encoder_plan *)
 {
-    const struct ps_encoder_layout *at = &r->offsets;
     for (int64_t layer = r->layers; layer-- > 0;) {
-        const struct layer l = layer_of(k, r, layer);
-        float *matrix = r->gradients + layer * at->matrix_stride, *vector = r->gradients + layer * at->vector_stride;
-        const struct layer_gradients g = {matrix + at->w_qkv,     matrix + at->w_o,      matrix + at->w_1,   matrix + at->w_2,
-                                          vector + at->ln1_gamma, vector + at->ln1_beta, vector + at->b_qkv, vector + at->b_o,
-                                          vector + at->ln2_gamma, vector + at->ln2_beta, vector + at->b_1,   vector + at->b_2,
-                                          at->matrix_stride,      at->vector_stride};
-        PS_TRY(backward_layer(&l, r->du, layer == r->layers - 1 ? r->dy : r->du, &g,
-                              (char *)r->workspace + r->layers * copy_bytes_of(&l)));
+        PS_TRY(backward_layer(ps_cuda(k), r, layer));
     }
     return PS_OK;
 }
