@@ -740,6 +740,7 @@ struct ps_encoder_needs {
     int fp16_rows;     /* in tf32: rows are fp16, which ends at 65,504 */
     enum ps_encoder_span span;
     char kernels[PS_KERNELS_NAME]; /* which: their name, the type, the sizes, the span */
+    int room;                      /* small blocks of other kernels run beside its backward's, on the same multiprocessors */
 };
 
 /* The ends of the model. Their backends may refuse a shape (PS_UNSUPPORTED): the operations above then do the same. */
