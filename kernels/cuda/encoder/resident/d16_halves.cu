@@ -432,8 +432,9 @@ static enum ps_status halves_backward(const struct ps_kernels *k, const struct p
                              embed ? embed_backward_bytes(e, p) : p.backward, x, h));
     }
     return ps_resident_launch(
-        sum_kernel<T, D>, dim3((unsigned)((4 * D + 2 * x.f) * D / SUM_TILE), (unsigned)(x.layers + (e->embed_gradient ? 1 : 0))),
-        SUM_THREADS, 0, ps_cuda(k)->stream, "encoder weight gradients", x);
+        sum_kernel<T, D, true>,
+        dim3((unsigned)((4 * D + 2 * x.f) * D / SUM_TILE), (unsigned)(x.layers + (e->embed_gradient ? 1 : 0))), SUM_THREADS, 0,
+        ps_cuda(k)->stream, "encoder weight gradients", x);
 }
 
 } // namespace ps_resident
