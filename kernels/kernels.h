@@ -568,7 +568,7 @@ enum ps_finish { PS_FINISH_SUM, PS_FINISH_RESIDUAL, PS_FINISH_ACTIVATION, PS_FIN
  * row_mean, rstd [m] (type statistics); gamma, beta, dbias [n] (type parameter); without row_mean and beta, or dbeta, the norm is
  * RMSNorm. dropout is RESIDUAL's own, of SUM that of masked. c may be addend. No swiglu, and one norm at most. What is not served
  * is PS_UNSUPPORTED, and nothing is written: operations that follow one another do the same; CUDA's fp32 and tf32 serve no sums
- * over rows, no norms, no addend_scale, nor small weights, its 16 bits norms of up to 64 columns behind as many terms as leave
+ * over rows, no norms, no addend_scale, nor small weights, its 16 bits norms of up to 128 columns behind as many terms as leave
  * room. */
 struct ps_gemm_finish {
     struct ps_tensor c, kept, means, dgamma, dbeta, mean, var, running_mean, running_var, a, b, bias, addend, x, addend_scale,
@@ -740,6 +740,7 @@ struct ps_encoder_needs {
     int fp16_rows;     /* in tf32: rows are fp16, which ends at 65,504 */
     enum ps_encoder_span span;
     char kernels[PS_KERNELS_NAME]; /* which: their name, the type, the sizes, the span */
+    int room;                      /* small blocks of other kernels run beside its backward's, on the same multiprocessors */
 };
 
 /* The ends of the model. Their backends may refuse a shape (PS_UNSUPPORTED): the operations above then do the same. */

@@ -401,24 +401,37 @@ static enum ps_status undo_affine(struct ps_model *m, const struct ps_head_step 
                                                    .inverse = 1});
 }
 
+/* b_h's gradient, and the loss's sums unless `summed`. */
+static enum ps_status head_sums(struct ps_model *m, struct ps_step_state *state, const struct ps_head_step *h, int summed)
+{
+    struct ps_tensor d_bias = gradient(m, m->layout->b_h);
+    return summed ? m->k->bias_grad(m->k, &(struct ps_bias_grad){.dbias = d_bias, .dy = h->dx})
+                  : m->k->head_sums(m->k, &(struct ps_head_sums){.d_bias = d_bias,
+                                                                 .partials = h->partials,
+                                                                 .state = state,
+                                                                 .batch = h->batch,
+                                                                 .sequences = h->batch * m->shape.channels});
+}
+
 /* Gradients of W_h and b_h; those of the loss's sums too, unless `summed`. */
 static enum ps_status head_gradients(struct ps_model *m, struct ps_step_state *state, const struct ps_head_step *h, int summed)
 {
     const struct ps_kernels *k = m->k;
-    struct ps_tensor d_weight = gradient(m, m->layout->w_h), d_bias = gradient(m, m->layout->b_h);
+    struct ps_tensor d_weight = gradient(m, m->layout->w_h);
     if (m->shape.individual_head) {
         int64_t columns = m->shape.channels * ps_head_width(&m->shape);
         PS_TRY(ps_product(k, d_weight, ps_transposed(channels_first(m, h->z, h->batch)), channels_first(m, h->dx, h->batch), 1, 1));
-        return k->bias_grad(k, &(struct ps_bias_grad){.dbias = ps_tensor_reshape(d_bias, 1, (int64_t[]){columns}),
-                                                      .dy = ps_tensor_reshape(h->dx, 2, (int64_t[]){h->batch, columns})});
+        return k->bias_grad(k,
+                            &(struct ps_bias_grad){.dbias = ps_tensor_reshape(gradient(m, m->layout->b_h), 1, (int64_t[]){columns}),
+                                                   .dy = ps_tensor_reshape(h->dx, 2, (int64_t[]){h->batch, columns})});
     }
-    PS_TRY(ps_product(k, d_weight, ps_transposed(h->z), h->dx, 1, 1));
-    return summed ? k->bias_grad(k, &(struct ps_bias_grad){.dbias = d_bias, .dy = h->dx})
-                  : k->head_sums(k, &(struct ps_head_sums){.d_bias = d_bias,
-                                                           .partials = h->partials,
-                                                           .state = state,
-                                                           .batch = h->batch,
-                                                           .sequences = h->batch * m->shape.channels});
+    struct ps_tensor dx = h->dx;
+    if (m->encoder.room) { /* the product last: blocks of the encoder's backward have come to their places by then */
+        PS_TRY(head_sums(m, state, h, summed));
+        dx.settled = 1;
+    }
+    PS_TRY(ps_product(k, d_weight, ps_transposed(h->z), dx, 1, 1));
+    return m->encoder.room ? PS_OK : head_sums(m, state, h, summed);
 }
 
 enum ps_status ps_head_train(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,

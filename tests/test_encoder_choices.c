@@ -266,10 +266,12 @@ START_TEST(other_rate)
     struct ps_encoder_needs needs;
     ck_assert_int_eq(needs_of(&plain, 0, &needs), PS_OK);
     ck_assert_int_eq(needs.span, PS_SPAN_LOSS);
+    ck_assert_int_eq(needs.room, 0);
     ck_assert_int_eq(needs_of(&plain, 1, &needs), PS_OK);
     ck_assert_int_eq(needs.span, PS_SPAN_LAYERS);
     ck_assert_int_eq(needs_of(&paper, 1, &needs), PS_OK);
     ck_assert_int_eq(needs.span, PS_SPAN_EMBEDDING);
+    ck_assert_int_eq(needs.room, 1);
 }
 END_TEST
 

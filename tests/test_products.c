@@ -425,6 +425,67 @@ START_TEST(test_gradients_large)
 }
 END_TEST
 
+/* A weight's gradient beside another stream's kernels, and by small blocks where it comes second there: a' b added to what is
+ * there, of whole numbers and so exact. Of 256 rows and fewer tiles are larger. */
+START_TEST(test_beside)
+{
+    enum { MOST = 1001 * 672 };
+    static const int sizes[][3] = {{672, 96, 896}, {33, 7, 1001}, {65, 24, 250}, {130, 96, 16}, {1, 1, 225}, {64, 64, 113}};
+    struct table t = {
+        .name = "cuda bf16", .backend = "cuda", .device_kind = "cuda", .precision = PS_PRECISION_BF16, .tiny_gemm = 1};
+    ck_assert_msg(table_open(&t) == PS_OK, "%s", ps_error_message());
+    struct ps_device *d = t.device;
+    const struct ps_kernels *k = t.kernels;
+    uint16_t *a = malloc(MOST * sizeof *a), *b = malloc(MOST * sizeof *b);
+    float *c = malloc(MOST * sizeof *c), *sum = malloc(MOST * sizeof *sum);
+    void *da, *db, *dc;
+    ck_assert(a && b && c && sum && k->beside);
+    ck_assert_int_eq(d->allocate(d, MOST * sizeof *a, &da), PS_OK);
+    ck_assert_int_eq(d->allocate(d, MOST * sizeof *b, &db), PS_OK);
+    ck_assert_int_eq(d->allocate(d, MOST * sizeof *c, &dc), PS_OK);
+    uint64_t random = 7;
+    for (int s = 0; s < 2 * LENGTH(sizes); s++) {
+        const int m = sizes[s / 2][0], n = sizes[s / 2][1], rows = sizes[s / 2][2];
+        for (int i = 0; i < rows * m; i++) {
+            a[i] = bf16_bits((double)(random_bits(&random) % 5) - 2);
+        }
+        for (int i = 0; i < rows * n; i++) {
+            b[i] = bf16_bits((double)(random_bits(&random) % 7) - 3);
+        }
+        for (int i = 0; i < m * n; i++) {
+            c[i] = sum[i] = (float)(random_bits(&random) % 100);
+        }
+        ck_assert_int_eq(d->upload(d, PS_COMPUTE, da, a, (size_t)(rows * m) * sizeof *a), PS_OK);
+        ck_assert_int_eq(d->upload(d, PS_COMPUTE, db, b, (size_t)(rows * n) * sizeof *b), PS_OK);
+        ck_assert_int_eq(d->upload(d, PS_COMPUTE, dc, c, (size_t)(m * n) * sizeof *c), PS_OK);
+        struct ps_gemm product = {ps_tensor_2d(dc, PS_F32, m, n), ps_tensor_transpose(ps_tensor_2d(da, PS_BF16, rows, m), 0, 1),
+                                  ps_tensor_2d(db, PS_BF16, rows, n), 1, 1};
+        product.b.settled = s % 2;
+        ck_assert_int_eq(k->beside(k, PS_BESIDE_BEGIN), PS_OK);
+        ck_assert_msg(k->gemm(k, &product) == PS_OK, "%s", ps_error_message());
+        ck_assert_int_eq(k->beside(k, PS_BESIDE_END), PS_OK);
+        ck_assert_int_eq(k->beside(k, PS_BESIDE_JOIN), PS_OK);
+        for (int row = 0; row < rows; row++) {
+            for (int i = 0; i < m * n; i++) {
+                sum[i] += (float)(bf16_value(a[row * m + i / n]) * bf16_value(b[row * n + i % n]));
+            }
+        }
+        ck_assert_int_eq(d->download(d, PS_COMPUTE, c, dc, (size_t)(m * n) * sizeof *c), PS_OK);
+        for (int i = 0; i < m * n; i++) {
+            ck_assert_msg(c[i] == sum[i], "%d x %d of %d rows: %g instead of %g at %d, %d", m, n, rows, c[i], sum[i], i / n, i % n);
+        }
+    }
+    d->release(d, da, MOST * sizeof *a);
+    d->release(d, db, MOST * sizeof *b);
+    d->release(d, dc, MOST * sizeof *c);
+    free(a);
+    free(b);
+    free(c);
+    free(sum);
+    table_close(&t);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("products");
@@ -436,6 +497,7 @@ int main(void)
         printf("skipped: products on CUDA: all of them are large, and PS_TEST_SMALL asks for small ones\n");
     } else {
         tcase_add_test(products, test_far);
+        tcase_add_test(products, test_beside);
         tcase_add_test(products, test_tuning);
         tcase_add_loop_test(products, test_long_products, 0, 2);
         if (fused_encoder()) { /* on sm_90 */

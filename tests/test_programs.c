@@ -1428,7 +1428,8 @@ END_TEST
 
 /* ---- threads that wait ---- */
 
-/* Unless the environment says how, they sleep: GOMP_SPINCOUNT as libgomp tells it, the last time if the program started twice. */
+/* Unless the environment says how, they sleep: GOMP_SPINCOUNT as libgomp tells it, the last time if the program started twice. For
+ * a run on CUDA it does not. */
 START_TEST(waiting_threads)
 {
     static const struct {
@@ -1451,6 +1452,15 @@ START_TEST(waiting_threads)
                       names[i % 3], cases[i / 3].name, cases[i / 3].value ? cases[i / 3].value : "", cases[i / 3].spin, r.err);
         ck_assert_int_eq(r.code, 0);
         ck_assert_msg(strstr(r.out, "usage: ") != NULL, "%s", r.out);
+        result_free(&r);
+    }
+    unsetenv("GOMP_SPINCOUNT");
+    for (int i = 0; i < 3; i++) {
+        struct result r = run(names[i], ARGS("--device", "cuda:0", "--help"));
+        const char *told = strstr(r.err, "GOMP_SPINCOUNT = ");
+        ck_assert_msg(told && !strstr(told + 1, "GOMP_SPINCOUNT = ") && !strstr(r.err, "GOMP_SPINCOUNT = '0'"), "%s: %s", names[i],
+                      r.err);
+        ck_assert_int_eq(r.code, 0);
         result_free(&r);
     }
 }

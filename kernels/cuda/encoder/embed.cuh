@@ -453,30 +453,25 @@ template <int D, class T> static __device__ __forceinline__ float4 *embed_item_a
                               : (float4 *)x.embed.d_position + item - positions;
 }
 
-template <int D, class T> static __device__ __forceinline__ void add_embed_item(const encoder<T> &x, int item, const float4 &sum)
-{
-    float4 *const to = embed_item_at<D>(x, item);
-    const float4 old = *to;
-    *to = make_float4(old.x + sum.x, old.y + sum.y, old.z + sum.z, old.w + sum.w);
-}
-
 /* The blocks' sums to the gradients, 64 float4 a block of THREADS threads at once, in THREADS / 64 parts and then those in order;
  * parts [THREADS]. This block is `block` of `blocks`. */
-template <int D, int THREADS, class T>
+template <int D, int THREADS, int FLIGHT, class T>
 static __device__ __forceinline__ void add_embedding(const encoder<T> &x, float4 *parts, int block, int blocks)
 {
     constexpr int PARTS = THREADS / 64;
     const int items = embed_rows_of(x.embed.patch, x.n) * D / 4, thread = (int)threadIdx.x;
     for (int begin = block * 64; begin < items; begin += blocks * 64) {
         const int item = begin + thread % 64;
+        const bool live = thread < 64 && item < items;
         const float4 *const from = (const float4 *)x.embed.partial + item;
-        float4 sum = sum_every<8, true>(from, items, thread / 64, PARTS, item < items ? x.blocks : 0);
+        float4 *const to = live ? embed_item_at<D>(x, item) : NULL, old = live ? *to : make_float4(0, 0, 0, 0);
+        float4 sum = sum_every<FLIGHT, true>(from, items, thread / 64, PARTS, item < items ? x.blocks : 0);
         __syncthreads();
         parts[thread] = sum;
         __syncthreads();
-        if (thread < 64 && item < items) {
+        if (live) {
             add_parts(sum, parts + thread, 64, PARTS);
-            add_embed_item<D>(x, item, sum);
+            *to = make_float4(old.x + sum.x, old.y + sum.y, old.z + sum.z, old.w + sum.w);
         }
     }
 }

@@ -53,6 +53,7 @@ struct ps_encoder_plan {
     size_t kept_bytes;
     const struct ps_encoder_family *within; /* ps_encoder_tf32's: fp16's, which does the layers */
     bool slower;                            /* than level gemm, as far as measured */
+    bool room;                              /* beside its backward's blocks, as ps_encoder_needs has it */
 };
 
 /* A set of kernels for the whole encoder. All but `plan` get a plan of its own for the request's sizes. */

@@ -408,15 +408,16 @@ extern "C" enum ps_status ps_cuda_window_loss(const struct ps_kernels *k, const 
 
 /* ---- head_sums ---- */
 
-/* 8 columns a block, 32 threads down the rows. */
-static __global__ void __launch_bounds__(block) add_head(float *d_bias, struct ps_step_state *state, const double *partials,
-                                                         int64_t rows, int horizon, double scale, int64_t batch)
+/* 8 columns a block, 8 threads down the rows: so few that a block shares a multiprocessor with one of the encoder's. */
+enum { SUM_THREADS = 64 };
+static __global__ void __launch_bounds__(SUM_THREADS) add_head(float *d_bias, struct ps_step_state *state, const double *partials,
+                                                               int64_t rows, int horizon, double scale, int64_t batch)
 {
-    __shared__ double shared[warps][8];
+    __shared__ double shared[SUM_THREADS / 32][8];
     const int column = (int)blockIdx.x * 8 + threadIdx.x % 8;
     ps_grid_begin();
     const bool live = column <= horizon;
-    const double total = ps_column_sum<block>(partials, rows, horizon + 1, column, live, shared);
+    const double total = ps_column_sum<SUM_THREADS>(partials, rows, horizon + 1, column, live, shared);
     if (threadIdx.x < 8 && live) {
         if (column < horizon) {
             d_bias[column] = (float)(d_bias[column] + total);
@@ -438,7 +439,7 @@ extern "C" enum ps_status ps_cuda_head_sums(const struct ps_kernels *k, const st
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): %lld sequences of %lld %s the step's state", op, (long long)a->sequences,
                        (long long)horizon, a->state ? "with" : "without");
     }
-    ps_cuda_launch(ps_cuda(k), add_head, ps_cuda_blocks(horizon + 1, 8), block, 0, (float *)a->d_bias.data, a->state,
+    ps_cuda_launch(ps_cuda(k), add_head, ps_cuda_blocks(horizon + 1, 8), SUM_THREADS, 0, (float *)a->d_bias.data, a->state,
                    (const double *)a->partials.data, rows, (int)horizon,
                    (double)a->batch / ((double)a->sequences * (double)horizon), a->batch);
     PS_CUDA_LAUNCHED(op);

@@ -1,7 +1,9 @@
 /* Small single products of bf16 and fp16 (the head's, forward and backward): a block computes a tile of outputs; it copies its
  * panels of a and b into shared memory, up to 1,024 (448 where it runs beside another kernel) of the summed dimension at once, all
  * loads in flight together; its 8 warps own 32 x 32 outputs each and share the summed dimension (mma m16n8k16), and their sums are
- * added in order. No handle, no workspace, one launch.
+ * added in order. No handle, no workspace, one launch. Where the encoder's blocks leave room beside them (the head's weight's
+ * gradient) a block has 2 warps and 224 of the summed dimension at once: so little that it shares a multiprocessor with one of
+ * encoder/resident/d16_halves.cu's, whose registers leave room in two of the four parts.
  *
  * A block of 32 x 32 outputs reads 64 k elements for 2048 k FLOPs, so the product moves m n k / 8 bytes, from L2 (half of that with
  * tiles of 64 x 64): meant for products of at most 2^27 multiplications, where cuBLASLt's few microseconds are latency, and its
@@ -10,7 +12,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/mma.cuh"
 
-enum { WARPS = 8, THREADS = WARPS * 32, WARP_TILE = 32, CHUNK = 1024, CHUNK_BESIDE = 448, PAD = 8 };
+enum { WARPS = 8, SMALL_WARPS = 2, WARP_TILE = 32, CHUNK = 1024, CHUNK_BESIDE = 448, SMALL_CHUNK = 224, PAD = 8 };
 
 /* A matrix whose rows lie `stride` elements apart and are contiguous. */
 template <typename T> struct panel {
@@ -44,14 +46,14 @@ template <typename T> static __device__ __forceinline__ void stage_piece(T *to, 
 }
 
 /* rows x columns (a multiple of 8) from `from`, of which rows_here x columns_here exist. NARROW: that many columns, 0: many. */
-template <int NARROW, typename T>
+template <int WARPS, int NARROW, typename T>
 static __device__ __forceinline__ void stage(T *to, int ld, const struct panel<T> &p, const T *from, int rows, int columns,
                                              int rows_here, int columns_here)
 {
     if constexpr (NARROW > 0) {
         constexpr int PIECES = NARROW / 8;
         const int column = (int)threadIdx.x % PIECES * 8;
-        for (int row = (int)threadIdx.x / PIECES; row < rows; row += THREADS / PIECES) {
+        for (int row = (int)threadIdx.x / PIECES; row < rows; row += WARPS * 32 / PIECES) {
             stage_piece(to + row * ld + column, from + row * p.stride + column, row < rows_here ? columns_here - column : 0,
                         p.aligned);
         }
@@ -71,12 +73,13 @@ static __host__ __device__ constexpr int panel_elements(bool t, int tile, int ch
     return t ? chunk * (tile + PAD) : tile * (chunk + PAD);
 }
 
-/* EDGE x EDGE warps side by side, the others share the summed dimension with them. A_T: a's rows (m) are contiguous in memory, not
- * its columns; B_T: b's rows (k) are. */
-template <typename T, int EDGE, bool A_T, bool B_T>
-static __global__ void __launch_bounds__(THREADS) panel_kernel(const __grid_constant__ struct panels<T> x)
+/* EDGE x EDGE of WARPS warps side by side, the others share the summed dimension with them. A_T: a's rows (m) are contiguous in
+ * memory, not its columns; B_T: b's rows (k) are. */
+template <typename T, int EDGE, bool A_T, bool B_T, int WARPS>
+static __global__ void __launch_bounds__(WARPS * 32, WARPS == SMALL_WARPS ? 9 : 0)
+    panel_kernel(const __grid_constant__ struct panels<T> x)
 {
-    constexpr int TILE = EDGE * WARP_TILE, SHARES = WARPS / (EDGE * EDGE);
+    constexpr int THREADS = WARPS * 32, TILE = EDGE * WARP_TILE, SHARES = WARPS / (EDGE * EDGE);
     extern __shared__ uint4 shared_memory[];
     T *const as = (T *)shared_memory, *const bs = as + panel_elements(A_T, TILE, x.chunk);
     const int ld_k = x.chunk + PAD, ld_tile = TILE + PAD, lda = A_T ? ld_tile : ld_k, ldb = B_T ? ld_k : ld_tile;
@@ -96,14 +99,14 @@ static __global__ void __launch_bounds__(THREADS) panel_kernel(const __grid_cons
             __syncthreads();
         }
         if constexpr (A_T) {
-            stage<TILE>(as, lda, x.a, x.a.data + k0 * x.a.stride + m0, k_padded, TILE, k_here, m_here);
+            stage<WARPS, TILE>(as, lda, x.a, x.a.data + k0 * x.a.stride + m0, k_padded, TILE, k_here, m_here);
         } else {
-            stage<0>(as, lda, x.a, x.a.data + m0 * x.a.stride + k0, TILE, k_padded, m_here, k_here);
+            stage<WARPS, 0>(as, lda, x.a, x.a.data + m0 * x.a.stride + k0, TILE, k_padded, m_here, k_here);
         }
         if constexpr (B_T) {
-            stage<0>(bs, ldb, x.b, x.b.data + n0 * x.b.stride + k0, TILE, k_padded, n_here, k_here);
+            stage<WARPS, 0>(bs, ldb, x.b, x.b.data + n0 * x.b.stride + k0, TILE, k_padded, n_here, k_here);
         } else {
-            stage<TILE>(bs, ldb, x.b, x.b.data + k0 * x.b.stride + n0, k_padded, TILE, k_here, n_here);
+            stage<WARPS, TILE>(bs, ldb, x.b, x.b.data + k0 * x.b.stride + n0, k_padded, TILE, k_here, n_here);
         }
         ps_copy_wait();
         __syncthreads();
@@ -166,9 +169,9 @@ template <typename T> using kernel_function = void(const struct panels<T>);
 
 template <typename T, int EDGE> static kernel_function<T> *kernel_of(bool a_t, bool b_t)
 {
-    return a_t   ? b_t ? panel_kernel<T, EDGE, true, true> : panel_kernel<T, EDGE, true, false>
-             : b_t ? panel_kernel<T, EDGE, false, true>
-                 : panel_kernel<T, EDGE, false, false>;
+    return a_t   ? b_t ? panel_kernel<T, EDGE, true, true, WARPS> : panel_kernel<T, EDGE, true, false, WARPS>
+             : b_t ? panel_kernel<T, EDGE, false, true, WARPS>
+                 : panel_kernel<T, EDGE, false, false, WARPS>;
 }
 
 /* The operand as a panel, its rows or its columns, whichever are contiguous. A single one has no stride that matters. */
@@ -215,14 +218,23 @@ template <typename T> static enum ps_status product(const struct ps_cuda_context
     x.c_is_float = p->c_type == PS_F32;
     x.alpha = p->alpha;
     x.beta = p->beta;
-    const int edge = edge_of(p), tile = edge * WARP_TILE;
-    kernel_function<T> *const kernel = edge == 2 ? kernel_of<T, 2>(a_t, b_t) : kernel_of<T, 1>(a_t, b_t);
+    /* Settled beside: it comes second there, when the encoder's blocks have their places, and takes what those leave. */
+    const bool small = context->beside && p->settled && a_t && !b_t;
+    const int edge = small ? 1 : edge_of(p), tile = edge * WARP_TILE, warps = small ? SMALL_WARPS : WARPS;
+    kernel_function<T> *const kernel = small       ? panel_kernel<T, 1, true, false, SMALL_WARPS>
+                                       : edge == 2 ? kernel_of<T, 2>(a_t, b_t)
+                                                   : kernel_of<T, 1>(a_t, b_t);
+    if (small) { /* as backward of encoder/resident/d16_halves.cu asks for it */
+        PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                                  cudaSharedmemCarveoutMaxShared),
+                             "panel gemm"));
+    }
     size_t shared;
     /* CHUNK is twice what fits some devices. Beside another kernel, which leaves few multiprocessors free, two blocks share one. */
-    const int most = context->beside ? CHUNK_BESIDE : CHUNK;
+    const int most = small ? SMALL_CHUNK : context->beside ? CHUNK_BESIDE : CHUNK;
     for (x.chunk = p->k >= most ? most : ((int)p->k + 15) / 16 * 16;; x.chunk /= 2) {
         const size_t staged = sizeof(T) * (size_t)(panel_elements(a_t, tile, x.chunk) + panel_elements(!b_t, tile, x.chunk));
-        const size_t sums = sizeof(float) * WARPS * WARP_TILE * WARP_TILE;
+        const size_t sums = sizeof(float) * (size_t)(warps * WARP_TILE * WARP_TILE);
         shared = staged > sums ? staged : sums;
         if (shared <= (size_t)context->shared_bytes) {
             break;
@@ -230,7 +242,7 @@ template <typename T> static enum ps_status product(const struct ps_cuda_context
         x.chunk = (x.chunk + 31) / 32 * 32;
     }
     PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, "panel gemm"));
-    kernel<<<dim3(ps_cuda_blocks(p->m, tile), ps_cuda_blocks(p->n, tile)), THREADS, shared, context->stream>>>(x);
+    kernel<<<dim3(ps_cuda_blocks(p->m, tile), ps_cuda_blocks(p->n, tile)), warps * 32, shared, context->stream>>>(x);
     PS_CUDA_LAUNCHED("panel gemm");
 }
 

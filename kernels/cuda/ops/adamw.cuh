@@ -92,11 +92,11 @@ static __device__ __forceinline__ void ps_adamw_update(float &parameter, float g
     parameter = fmaf(-s.lr, m * s.m_scale / denominator + decayed, parameter);
 }
 
-/* By the one thread that knows all blocks to have read the state. */
+/* By the one thread that knows all blocks to have read the state. Nothing is waited for. */
 static __device__ __forceinline__ void ps_adamw_end(const struct ps_adamw_plain &a, struct ps_step_state *state)
 {
-    state->step += 1;
-    state->cursor += a.windows;
+    (void)atomicAdd((unsigned long long *)&state->step, 1);
+    (void)atomicAdd((unsigned long long *)&state->cursor, a.windows);
 }
 
 #endif

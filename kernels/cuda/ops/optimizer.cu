@@ -68,8 +68,38 @@ extern "C" enum ps_status ps_cuda_sum_squares(const struct ps_kernels *k, const 
 
 /* ---- adamw ---- */
 
-/* VEC elements a thread; VEC 4 wants every buffer aligned to 16 bytes, and its last thread takes what is left over. COPY: the type
- * of copy, or void. done [1], zero before and after: the last block to come there advances the state; NULL: none does.
+/* Elements a thread: one, or two pairs of neighbours 64 elements apart, so that whatever a warp reads or writes at once, v's
+ * doubles too, lies side by side. */
+template <int VEC, typename T> static __device__ __forceinline__ void load_items(T *r, const T *p)
+{
+    if constexpr (VEC == 1) {
+        r[0] = *p;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            using pair = std::conditional_t<sizeof(T) == 8, double2, float2>;
+            const pair two = ((const pair *)p)[32 * i];
+            r[2 * i] = two.x;
+            r[2 * i + 1] = two.y;
+        }
+    }
+}
+
+template <int VEC, typename T> static __device__ __forceinline__ void store_items(T *p, const T *r)
+{
+    if constexpr (VEC == 1) {
+        *p = r[0];
+    } else {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            using pair = std::conditional_t<sizeof(T) == 8, double2, float2>;
+            ((pair *)p)[32 * i] = {r[2 * i], r[2 * i + 1]};
+        }
+    }
+}
+
+/* VEC elements a thread; VEC 4 wants every buffer aligned to 16 bytes, and the last warp takes what is left over. COPY: the type of
+ * copy, or void. done [1], zero before and after: the last block to come there advances the state; NULL: none does.
  *
  * What no kernel between two steps writes (parameters, m, v, the step) is read before the gradients are there. */
 template <int VEC, typename COPY>
@@ -78,27 +108,21 @@ static __global__ void __launch_bounds__(block, 4)
                    struct ps_step_state *state, unsigned *done, const struct ps_adamw_plain a)
 {
     __shared__ struct ps_adamw_step shared;
-    const int64_t i = ((int64_t)blockIdx.x * block + threadIdx.x) * VEC;
-    const bool whole = i + VEC <= a.count;
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t base = ((int64_t)blockIdx.x * block + (int)threadIdx.x - lane) * VEC; /* the warp's */
+    const int64_t i = base + (VEC == 1 ? lane : 2 * lane);
+    const bool whole = VEC == 1 ? i < a.count : base + 32 * VEC <= a.count;
     float p[VEC], g[VEC], first[VEC];
     double second[VEC];
     if (whole) {
-        ps_load<VEC>(p, parameters + i);
-        ps_load<VEC>(first, m + i);
-        if constexpr (VEC == 4) {
-            const double2 low = ((const double2 *)(v + i))[0], high = ((const double2 *)(v + i))[1];
-            second[0] = low.x;
-            second[1] = low.y;
-            second[2] = high.x;
-            second[3] = high.y;
-        } else {
-            second[0] = v[i];
-        }
+        load_items<VEC>(p, parameters + i);
+        load_items<VEC>(first, m + i);
+        load_items<VEC>(second, v + i);
     }
     ps_adamw_begin(shared, a, learning_rates, state);
     ps_grid_begin();
     if (whole) {
-        ps_load<VEC>(g, gradients + i);
+        load_items<VEC>(g, gradients + i);
     }
     if (threadIdx.x == 64 && ps_adamw_judge(shared, a, state) && blockIdx.x == 0) {
         state->skipped++;
@@ -113,8 +137,9 @@ static __global__ void __launch_bounds__(block, 4)
         }
     };
     const struct ps_adamw_step s = shared;
+    const int64_t end = base + 32 * VEC < a.count ? base + 32 * VEC : a.count;
     if (s.halted) {
-        for (int64_t j = i; j < i + VEC && j < a.count; j++) {
+        for (int64_t j = base + lane; j < end; j += 32) {
             gradients[j] = 0.0f;
         }
         advance();
@@ -125,24 +150,25 @@ static __global__ void __launch_bounds__(block, 4)
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
             finite = finite && isfinite(g[j]);
-            ps_adamw_update(p[j], g[j], first[j], second[j], a, s, i + j < a.decayed);
+            ps_adamw_update(p[j], g[j], first[j], second[j], a, s, i + j / 2 * 64 + j % 2 < a.decayed);
             g[j] = 0.0f;
         }
-        ps_store<VEC>(parameters + i, p);
-        if constexpr (!std::is_void<COPY>::value) {
-            ps_store<VEC>(copy + i, p);
-        }
-        ps_store<VEC>(gradients + i, g);
-        ps_store<VEC>(m + i, first);
-        if constexpr (VEC == 4) {
-            ((double2 *)(v + i))[0] = make_double2(second[0], second[1]);
-            ((double2 *)(v + i))[1] = make_double2(second[2], second[3]);
+        store_items<VEC>(parameters + i, p);
+        if constexpr (std::is_void<COPY>::value) {
+        } else if constexpr (VEC == 1) {
+            ps_put(copy + i, p[0]);
         } else {
-            v[i] = second[0];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                ((uint32_t *)(copy + i))[32 * j] = ps_pack<COPY>(p + 2 * j);
+            }
         }
+        store_items<VEC>(gradients + i, g);
+        store_items<VEC>(m + i, first);
+        store_items<VEC>(v + i, second);
     } else {
 #pragma unroll 1
-        for (int64_t j = i; j < a.count; j++) { /* the last few */
+        for (int64_t j = base + lane; j < end; j += 32) { /* the last few */
             finite = finite && isfinite(gradients[j]);
             ps_adamw_update(parameters[j], gradients[j], m[j], v[j], a, s, j < a.decayed);
             gradients[j] = 0.0f;

@@ -8,14 +8,15 @@
 namespace ps_resident
 {
 
-enum { SUM_THREADS = 512, SUM_TILE = 256, SUM_PARTS = SUM_THREADS / (SUM_TILE / 4), SUM_FLIGHT = 14 };
+enum { SUM_THREADS = 512, SUM_TILE = 256, SUM_PARTS = SUM_THREADS / (SUM_TILE / 4) };
 
 /* A block adds 256 / d rows of a layer's partial sums over all blocks, in 8 parts and then those in order, and adds them to the
  * gradients; the last block of a matrix that follows a LayerNorm adds up what the others found of gamma's and beta's. Grid
- * ((4d + 2f) d / 256, layers), and a row of blocks for the embedding. */
-template <class T, int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(const __grid_constant__ encoder<T> x)
+ * ((4d + 2f) d / 256, layers), and a row of blocks for the embedding. AT_ONCE: a block alone on its multiprocessor. */
+template <class T, int D, bool AT_ONCE = false>
+static __global__ void __launch_bounds__(SUM_THREADS, AT_ONCE ? 1 : 0) sum_kernel(const __grid_constant__ encoder<T> x)
 {
-    constexpr int ROWS = SUM_TILE / D;
+    constexpr int ROWS = SUM_TILE / D, FLIGHT = AT_ONCE ? 17 : 14;
     __shared__ float4 sums[SUM_PARTS][SUM_TILE / 4];
     __shared__ float bias_sums[SUM_PARTS][2 * ROWS], total[ROWS], found[2][SUM_TILE];
     __shared__ bool last;
@@ -42,6 +43,15 @@ template <class T, int D> static __global__ void __launch_bounds__(SUM_THREADS) 
             beta = p[(which ? x.at.ln2_beta : x.at.ln1_beta) + j];
         }
     }
+    float *vector = NULL, old_bias = 0; /* the thread's bias */
+    if (thread < 2 * ROWS && row0 < 4 * D + f && (thread < ROWS || of_o) && l < x.layers) {
+        const int row = row0 + thread % ROWS;
+        vector = vectors + (thread >= ROWS ? x.at.b_2 + row - 3 * D
+                            : row < 3 * D  ? x.at.b_qkv + row
+                            : row < 4 * D  ? x.at.b_o + row - 3 * D
+                                           : x.at.b_1 + row - 4 * D);
+        old_bias = *vector;
+    }
     const bool early = x.sums.apart && l < x.layers && (l > 0 || row0 >= 4 * D); /* written two kernels ago or more */
     if (!early) {
         ps_grid_begin();
@@ -54,46 +64,72 @@ template <class T, int D> static __global__ void __launch_bounds__(SUM_THREADS) 
         x.sums.finished[thread] = 0; /* for the next time */
     }
     if (l == x.layers) {
-        add_embedding<D, SUM_THREADS>(x, sums[0], (int)blockIdx.x, (int)gridDim.x);
+        add_embedding<D, SUM_THREADS, AT_ONCE ? FLIGHT : 8>(x, sums[0], (int)blockIdx.x, (int)gridDim.x);
         return;
     }
-    float bias_part = 0;
+    const float *biases = NULL;
+    int bias_count = 0;
+    const int bias_first = thread / (2 * ROWS);
     if (thread < SUM_PARTS * 2 * ROWS && row0 < 4 * D + f) {
-        const int part = thread / (2 * ROWS), i = thread % (2 * ROWS);
+        const int i = thread % (2 * ROWS);
         if (i < ROWS || of_o) {
             const bool b_2 = i >= ROWS;
-            const float *p = (b_2 && x.sums.summed ? x.sums.summed + (int64_t)l * size : from) + (4 * D + 2 * f) * D +
-                             (b_2 ? 4 * D + f + row0 - 3 * D + i - ROWS : row0 + i);
-            const int count = !b_2 ? blocks_here : x.sums.summed ? 1 : x.sums.hidden_blocks;
-#pragma unroll 16
-            for (int b = part; b < count; b += SUM_PARTS) {
-                bias_part += __ldcg(p + b * stride);
-            }
+            biases = (b_2 && x.sums.summed ? x.sums.summed + (int64_t)l * size : from) + (4 * D + 2 * f) * D +
+                     (b_2 ? 4 * D + f + row0 - 3 * D + i - ROWS : row0 + i);
+            bias_count = !b_2 ? blocks_here : x.sums.summed ? 1 : x.sums.hidden_blocks;
         }
     }
-    {
-        const int part = thread / (SUM_TILE / 4), i = thread % (SUM_TILE / 4);
-        const float4 *const parts = (const float4 *)(from + (int64_t)row0 * D) + i;
-        sums[part][i] = sum_every<SUM_FLIGHT, false>(parts, stride / 4, part, SUM_PARTS, blocks_here);
+    const int part = thread / (SUM_TILE / 4), i = thread % (SUM_TILE / 4);
+    const float4 *const parts = (const float4 *)(from + (int64_t)row0 * D) + i;
+    float bias_part = 0;
+    int bias_next = bias_first;
+    if constexpr (AT_ONCE) { /* those of 136 blocks are on their way together */
+        float4 v[FLIGHT], sum = make_float4(0, 0, 0, 0);
+        float bias[FLIGHT];
+#pragma unroll
+        for (int j = 0; j < FLIGHT; j++) {
+            const int b = part + j * SUM_PARTS, c = bias_first + j * SUM_PARTS;
+            v[j] = b < blocks_here ? __ldcg(parts + b * (stride / 4)) : make_float4(0, 0, 0, 0);
+            bias[j] = c < bias_count ? __ldcg(biases + c * stride) : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < FLIGHT; j++) {
+            sum.x += v[j].x;
+            sum.y += v[j].y;
+            sum.z += v[j].z;
+            sum.w += v[j].w;
+            bias_part += bias[j];
+        }
+        for (int b = part + FLIGHT * SUM_PARTS; b < blocks_here; b += SUM_PARTS) {
+            const float4 more = __ldcg(parts + b * (stride / 4));
+            sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
+        }
+        sums[part][i] = sum;
+        bias_next += FLIGHT * SUM_PARTS;
+    } else {
+        sums[part][i] = sum_every<FLIGHT, false>(parts, stride / 4, part, SUM_PARTS, blocks_here);
+    }
+#pragma unroll 16
+    for (int b = bias_next; b < bias_count; b += SUM_PARTS) {
+        bias_part += __ldcg(biases + b * stride);
     }
     if (early) {
         ps_grid_begin();
     }
     if (thread < SUM_PARTS * 2 * ROWS) {
-        bias_sums[thread / (2 * ROWS)][thread % (2 * ROWS)] = bias_part;
+        bias_sums[bias_first][thread % (2 * ROWS)] = bias_part;
     }
     __syncthreads();
-    if (thread < 2 * ROWS && row0 < 4 * D + f && (thread < ROWS || of_o)) {
+    if (vector) {
         float sum = bias_sums[0][thread];
         for (int part = 1; part < SUM_PARTS; part++) {
             sum += bias_sums[part][thread];
         }
-        const int row = row0 + thread % ROWS;
         if (thread >= ROWS) {
-            vectors[x.at.b_2 + row - 3 * D] += sum / x.half_scale; /* see feed_forward_backward */
+            *vector = old_bias + sum / x.half_scale; /* see feed_forward_backward */
         } else {
             total[thread] = sum;
-            vectors[row < 3 * D ? x.at.b_qkv + row : row < 4 * D ? x.at.b_o + row - 3 * D : x.at.b_1 + row - 4 * D] += sum;
+            *vector = old_bias + sum;
         }
     }
     __syncthreads();

@@ -180,6 +180,7 @@ static enum ps_status halves_plan_of(const struct ps_kernels *k, const struct ps
     *(struct halves_plan *)plan->own = p;
     plan->kernels = "resident/d16_halves";
     plan->kept_bytes = take_kept(&x, &h, e, p, NULL);
+    plan->room = true;
     return PS_OK;
 }
 
@@ -372,17 +373,21 @@ static enum ps_status halves_backward(const struct ps_kernels *k, const struct p
     } else {
         PS_TRY(halves_launch(k, what, halves_meet<T>, p.hidden_blocks, p.hidden_threads, 0, x, h));
     }
+    halves_kernel<T> *const hidden = hidden_of<T>(e->activation, true);
+    /* A multiprocessor's shared memory is cut anew only where nothing runs: so that a block of gemm/panel.cu's fits beside. */
+    PS_TRY(ps_cuda_check(
+        cudaFuncSetAttribute((const void *)hidden, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+        what));
     for (int l = x.layers - 1; l >= 0; l--) {
         h.layer = l;
         take_dropout(&x, e->output_dropout);
-        PS_TRY(
-            halves_launch(k, what, hidden_of<T>(e->activation, true), p.hidden_blocks, p.hidden_threads, p.hidden_backward, x, h));
+        PS_TRY(halves_launch(k, what, hidden, p.hidden_blocks, p.hidden_threads, p.hidden_backward, x, h));
         take_dropout(&x, e->dropout);
         const bool embed = l == 0 && e->embed_gradient;
         PS_TRY(halves_launch(k, what, attention_of<T>(p.instance, true, embed), p.blocks, p.threads,
                              embed ? embed_backward_bytes(e, p) : p.backward, x, h));
     }
-    return launch_sums(ps_cuda(k), sum_kernel<T, D>, D, e->embed_gradient, x);
+    return launch_sums(ps_cuda(k), sum_kernel<T, D, true>, D, e->embed_gradient, x);
 }
 
 } // namespace ps_resident

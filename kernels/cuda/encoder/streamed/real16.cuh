@@ -516,14 +516,14 @@ static enum ps_status pad_weights(struct ps_cuda_context *c, request *r)
 }
 
 /* As measured (docs/benchmarks.md). A tile costs the same whatever d is and whatever of its rows whole sequences fill, while level
- * gemm pays for what is there: a row about as much as 128 columns more, and columns by 16, those of heads in whole 8 among them.
+ * gemm pays for what is there: a row about as much as 128 columns more, and columns where they and heads are in whole 16, 8 or 32.
  * Its many launches cost some tiles more: where there are no more tiles than multiprocessors that decides, but very few leave
  * multiprocessors idle. And the kernels of wider heads have too few registers for many patches. */
 static bool is_slower(request *r, int64_t all)
 {
     const int64_t tiles = tiles_of(r), d = r->d_model, n = r->patches;
-    const int64_t taken = 1 << head_bits_of(r), least = taken > 16 ? (n > 32 ? 129 : 116) : taken > 8 ? (n > 48 ? 121 : 112) : 116;
-    const int64_t wide = (head_of(r) + 7) / 8 * 8 * r->n_heads, columns = ((wide > d ? wide : d) + 15) / 16 * 16;
+    const int64_t taken = 1 << head_bits_of(r), least = taken > 16 ? (n > 32 ? 137 : 123) : taken > 8 && n <= 48 ? 121 : 125;
+    const int64_t columns = d % 16 == 0 && head_of(r) == taken ? d : 128;
     const int64_t filled = ROWS / n * n * (128 + columns) / 2, launches = all * 3 / 16;
     return tiles < (all + 4) / 5 || d <= 64 || (taken > 16 && n > 48) ||
            (tiles > all && (tiles - launches) * least * ROWS > tiles * filled);
