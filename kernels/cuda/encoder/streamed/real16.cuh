@@ -516,9 +516,9 @@ static enum ps_status pad_weights(struct ps_cuda_context *c, request *r)
 }
 
 /* As measured (docs/benchmarks.md). A tile costs the same whatever d is and whatever of its rows whole sequences fill, while level
- * gemm pays for what is there: a row about as much as 128 columns more, and columns where they and heads are in whole 16, 8 or 32.
- * Its many launches cost some tiles more: where there are no more tiles than multiprocessors that decides, but very few leave
- * multiprocessors idle. And the kernels of wider heads have too few registers for many patches. */
+ * gemm pays for what is there: a row about as much as 128 columns more, and fewer columns less, where d_model is a multiple of 16
+ * and heads have 8, 16 or 32. Its many launches cost some tiles more: where there are no more tiles than multiprocessors that
+ * decides, but very few leave multiprocessors idle. And the kernels of wider heads have too few registers for many patches. */
 static bool is_slower(request *r, int64_t all)
 {
     const int64_t tiles = tiles_of(r), d = r->d_model, n = r->patches;
