@@ -413,8 +413,9 @@ static enum ps_status head_sums(struct ps_model *m, struct ps_step_state *state,
                                                                  .sequences = h->batch * m->shape.channels});
 }
 
-/* Gradients of W_h and b_h; those of the loss's sums too, unless `summed`. */
-static enum ps_status head_gradients(struct ps_model *m, struct ps_step_state *state, const struct ps_head_step *h, int summed)
+/* Gradients of W_h and b_h; those of the loss's sums too, unless `summed`. alone: no encoder's backward runs beside. */
+static enum ps_status head_gradients(struct ps_model *m, struct ps_step_state *state, const struct ps_head_step *h, int summed,
+                                     int alone)
 {
     const struct ps_kernels *k = m->k;
     struct ps_tensor d_weight = gradient(m, m->layout->w_h);
@@ -426,12 +427,13 @@ static enum ps_status head_gradients(struct ps_model *m, struct ps_step_state *s
                                                    .dy = ps_tensor_reshape(h->dx, 2, (int64_t[]){h->batch, columns})});
     }
     struct ps_tensor dx = h->dx;
-    if (m->encoder.room) { /* the product last: blocks of the encoder's backward have come to their places by then */
+    const int room = m->encoder.room && !alone;
+    if (room) { /* the product last: blocks of the encoder's backward have come to their places by then */
         PS_TRY(head_sums(m, state, h, summed));
         dx.settled = 1;
     }
     PS_TRY(ps_product(k, d_weight, ps_transposed(h->z), dx, 1, 1));
-    return m->encoder.room ? PS_OK : head_sums(m, state, h, summed);
+    return room ? PS_OK : head_sums(m, state, h, summed);
 }
 
 enum ps_status ps_head_train(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
@@ -453,7 +455,7 @@ enum ps_status ps_head_train(struct ps_model *m, const struct ps_windows *window
     if (k->beside) {
         PS_TRY(k->beside(k, PS_BESIDE_BEGIN));
     }
-    enum ps_status status = head_gradients(m, state, &h, summed);
+    enum ps_status status = head_gradients(m, state, &h, summed, alone);
     if (k->beside) {
         enum ps_status ended = k->beside(k, PS_BESIDE_END);
         status = status == PS_OK ? ended : status;

@@ -428,8 +428,9 @@ static int build_gemm_finish(struct call *c, int index)
  * of each width that kernels have, and as many terms as leave fewer warpgroups or short rings. */
 static int build_gemm_finish_normed(struct call *c, int index)
 {
-    static const int64_t more[][3] = {{60000, 32, 64},   {40011, 64, 72},  {9000, 40, 1000}, {700, 64, 1280},  {700, 32, 1280},
-                                      {40011, 128, 264}, {17001, 96, 200}, {9000, 80, 512},  {3001, 120, 704}, {200, 104, 8}};
+    static const int64_t more[][3] = {{60000, 32, 64},  {40011, 64, 72},   {9000, 40, 1000}, {700, 64, 1280},
+                                      {700, 32, 1280},  {40011, 128, 264}, {17001, 96, 200}, {9000, 80, 512},
+                                      {3001, 120, 704}, {200, 104, 8},     {5000, 72, 64}};
     static const char *const names[] = {"residual, LayerNorm",  "residual, RMSNorm", "sum, LayerNorm, masked",
                                         "sum, RMSNorm, masked", "sum, LayerNorm",    "sum, RMSNorm"};
     const int size = index / LENGTH(names), which = index % LENGTH(names), centred = which % 2 == 0, masked = which / 2 == 1;
@@ -1834,7 +1835,8 @@ static int attention_size(int index, int64_t *size)
         {1, 2, 200, 96},      {2, 1, 129, 72},         {1, 2, 332, 104}, {190, 5, 98, 8},  {1, 2, GROWING, 64},
         {1, 1, GROWING, 128}, {3, 2, 384, 56},         {1, 1, 530, 128}, {11, 6, 807, 8},  {1, 1, 257, 8},
         {7, 8, 359, 16},      {1, 2, 161, 16},         {11, 6, 257, 24}, {33, 2, 359, 24}, {1, 1, 145, 24},
-        {1, 1, 2900, 8},      {1, 1, 1600, 16},        {1, 1, 900, 32},  {1, 14, 720, 16}, {2, 1, 1030, 8}};
+        {1, 1, 2900, 8},      {1, 1, 1600, 16},        {1, 1, 900, 32},  {1, 14, 720, 16}, {2, 1, 1030, 8},
+        {600, 1, 70, 16}};
     if (index < LENGTH(patches) * LENGTH(widths)) {
         size[0] = 2;
         size[1] = 1 + index % 3;
@@ -2079,7 +2081,7 @@ static int pieces_size(int index, int64_t *size, int *layout)
         {1, 2, 360, 3, 8}, {5, 16, 70, 3, 4},  {2, 6, 31, 2, 32},  {1, 8, 16, 5, 8},   {3, 2, 48, 2, 64}, {1, 8, 64, 16, 8},
         {2, 5, 42, 16, 8}, {1, 4, 64, 8, 16},  {2, 8, 96, 3, 8},   {2, 3, 112, 2, 16}, {3, 3, 42, 3, 24}, {2, 3, 77, 2, 40},
         {2, 2, 33, 2, 56}, {1, 3, 63, 5, 24},  {4, 2, 15, 2, 48},  {1, 2, 91, 3, 40},  {2, 5, 117, 1, 8}, {3, 3, 125, 2, 8},
-        {1, 2, 93, 1, 40}, {2, 3, 81, 3, 24},  {1, 2, 128, 3, 32}, {2, 1, 65, 1, 16},  {1, 4, 100, 4, 8}};
+        {1, 2, 93, 1, 40}, {2, 3, 81, 3, 24},  {1, 2, 128, 3, 32}, {2, 1, 65, 1, 16},  {1, 4, 100, 4, 8}, {280, 1, 70, 2, 8}};
     if (index >= LAYOUTS * LENGTH(sizes)) {
         return 0;
     }

@@ -529,6 +529,13 @@ static __device__ __forceinline__ uint32_t block_number()
 #endif
 }
 
+/* The same place in another block of the cluster. */
+template <typename P> static __device__ __forceinline__ const P *place_in(const P *place, uint32_t block)
+{
+    asm("mapa.u64 %0, %0, %1;" : "+l"(place) : "r"(block));
+    return place;
+}
+
 /* A block takes a whole head, or its part of the keys: queries, d_mixed and dq's sums, in float, lie in shared memory; a warp has
  * 16 to 64 keys, and dk and dv of them, in registers, and goes over the queries by 16, several in a turn, so that barriers are few.
  * With scores turned, keys by queries, weights and gradients are dv's and dk's operands at once; the gradients turned back are

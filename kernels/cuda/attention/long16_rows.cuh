@@ -19,7 +19,7 @@ struct long16 {
     uint32_t chunk, chunk_step; /* bytes from chunk to chunk of a tile of the block's rows, of a step's */
     int32_t other;              /* bytes from backward's round of keys to the next round's, 0 where there is no room for both */
     uint32_t turn;              /* tiles of queries between two barriers of backward's one kernel */
-    uint32_t keys;              /* that a block has, where several share a head's */
+    uint32_t keys;              /* that a block has: all, or its part where several share a head's */
     uint32_t turned;            /* threads: those that bring a step's values are not the first, which bring its keys */
     uint32_t shared;            /* bytes */
     bool clear;                 /* columns do not fill the chunks */
@@ -69,13 +69,6 @@ struct rows {
     {
     }
 };
-
-/* The same place in another block of the cluster. */
-template <typename P> static __device__ __forceinline__ const P *place_in(const P *place, uint32_t block)
-{
-    asm("mapa.u64 %0, %0, %1;" : "+l"(place) : "r"(block));
-    return place;
-}
 
 /* `count` rows from `first` on, on their way to a tile; beyond N the last again, so that what is computed of them is finite. */
 static __device__ __forceinline__ void fetch(char *to, uint32_t chunk, const struct rows &from, const struct unit &u,

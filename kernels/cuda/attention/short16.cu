@@ -553,7 +553,8 @@ static enum ps_status launch_size(const struct ps_cuda_context *c, const char *o
     static size *const sizes[] = {launch_rows<T, 1, BACKWARD>,    launch_rows<T, 2, BACKWARD>,   launch_rows<T, 3, BACKWARD>,
                                   launch_rows<T, 4, BACKWARD>,    launch_rows<T, 5, BACKWARD>,   launch_rows<T, 6, BACKWARD>,
                                   launch_rows<T, LAST, BACKWARD>, launch_rows<T, MOST, BACKWARD>};
-    static_assert(sizeof sizes / sizeof *sizes == MOST_PATCHES / 16, "one for every 16 patches");
+    static_assert(sizeof sizes / sizeof *sizes == MOST_PATCHES / 16,
+                  "one for every 16 patches; backward no more are wanted than MOST_BACKWARD");
     return sizes[tiles_of(x) - 1](c, op, x);
 }
 

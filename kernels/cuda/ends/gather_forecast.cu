@@ -333,7 +333,7 @@ template <typename T> static enum ps_status gather_patches(const struct ps_kerne
     const int64_t tiles = (channels + tile - 1) / tile, free = (longer ? 2 : 1) * c->multiprocessors / (a->batch * tiles);
     int64_t each = free > 1 ? (patches + free - 1) / free : patches, range = length;
     if (longer) {
-        const int64_t most = fits ? ((room / tile - 1 | 1) - patch) / a->stride + 1 : each;
+        const int64_t most = fits ? (((room / tile - 1) | 1) - patch) / a->stride + 1 : each;
         each = each < most ? each : most;
         range = fits ? (each - 1) * a->stride + patch : 0;
     }

@@ -4,8 +4,7 @@
  * rows, and a thread keeps its columns' sums in registers: of differences from the block's first row, merged by Chan's formula
  * (Chan, Golub and LeVeque 1983). No mean is ever added to a pivot in float, so that a mean far from 0 takes no bits from the
  * variance. The last block of a tile of columns to finish merges the shares in double, in a fixed order: no kernel is launched for
- * that. batchnorm goes
- * from the last rows to the first: the second-level cache still holds the last ones.
+ * that. batchnorm goes from the last rows to the first: the second-level cache still holds the last ones.
  *
  * Memory bounds all. Bytes, in float and half of them in 16 bits: batchnorm_statistics (mean, var =, the running ones moved) 4 R d,
  * flops 4 R d; bias_residual_statistics (y = besides) 12 R d, flops 7 R d; batchnorm (y =) 8 R d, flops 4 R d. Besides, 8 d for

@@ -154,10 +154,9 @@ static __global__ void __launch_bounds__(block, 4)
             g[j] = 0.0f;
         }
         store_items<VEC>(parameters + i, p);
-        if constexpr (std::is_void<COPY>::value) {
-        } else if constexpr (VEC == 1) {
+        if constexpr (!std::is_void<COPY>::value && VEC == 1) {
             ps_put(copy + i, p[0]);
-        } else {
+        } else if constexpr (!std::is_void<COPY>::value) {
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 ((uint32_t *)(copy + i))[32 * j] = ps_pack<COPY>(p + 2 * j);
