@@ -429,8 +429,8 @@ static int build_gemm_finish(struct call *c, int index)
 static int build_gemm_finish_normed(struct call *c, int index)
 {
     static const int64_t more[][3] = {{60000, 32, 64},  {40011, 64, 72},   {9000, 40, 1000}, {700, 64, 1280},
-                                      {700, 32, 1280},  {40011, 128, 264}, {17001, 96, 200}, {9000, 80, 512},
-                                      {3001, 120, 704}, {200, 104, 8},     {5000, 72, 64}};
+                                      {700, 32, 1280},  {34001, 128, 136}, {17001, 96, 200}, {9000, 80, 200},
+                                      {1001, 120, 704}, {200, 104, 8},     {5000, 72, 64}};
     static const char *const names[] = {"residual, LayerNorm",  "residual, RMSNorm", "sum, LayerNorm, masked",
                                         "sum, RMSNorm, masked", "sum, LayerNorm",    "sum, RMSNorm"};
     const int size = index / LENGTH(names), which = index % LENGTH(names), centred = which % 2 == 0, masked = which / 2 == 1;
@@ -1298,7 +1298,7 @@ static const struct window_size window_sizes[] = {{4, 7, 30, 336, 96, 16, 8, 1, 
                                                   {2, 21, 2, 12912, 1, 16, 16, 0, 1, 1, 1},
                                                   {1, 3, 2, 5009, 1, 4, 10, 1, 1, 1, 0}, /* the last one begins behind the end */
                                                   {1, 3, 2, 4100, 1, 24, 8, 1, 0, 1, 0},
-                                                  {1, 2, 2, 13000, 1, 12400, 300, 0, 1, 1, 0}, /* more than shared memory */
+                                                  {1, 2, 2, 13000, 16, 12400, 300, 0, 1, 1, 0}, /* more than shared memory */
                                                   /* in full only: ETTh1, seed28k, 321 channels */
                                                   {128, 7, 8209, 336, 96, 16, 8, 1, 1, 1, 4096},
                                                   {64, 20, 2000, 24, 1, 8, 4, 0, 1, 0, 640},
