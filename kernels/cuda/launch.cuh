@@ -92,6 +92,14 @@ static inline enum ps_status ps_cuda_allow_shared(const void *kernel, size_t byt
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes > most ? bytes : most)), what);
 }
 
+/* As much shared memory as a multiprocessor can have, whatever a block wants: it is cut anew only where nothing runs, so kernels
+ * that are to share one ask alike. */
+static inline enum ps_status ps_cuda_prefer_shared(const void *kernel, const char *what)
+{
+    return ps_cuda_check(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared), what);
+}
+
 /* Blocks of `each` items, at least 1. */
 static inline unsigned ps_cuda_blocks(int64_t items, int64_t each)
 {

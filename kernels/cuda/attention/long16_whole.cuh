@@ -18,8 +18,8 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/attention/boxes16.cuh"
 #include "kernels/cuda/attention/long16_rows.cuh"
-#include "kernels/cuda/tensor_map.cuh"
 #include "kernels/cuda/tile/bulk.cuh"
 #include "kernels/cuda/tile/math.cuh"
 #include "kernels/cuda/tile/wgmma.cuh"
@@ -237,17 +237,7 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, whole_blocks<E, PIECES>)
         if (of_head < at.heads) {
             const ps_boxed<W> a = {q + OF_MIXED, of_head << shift, shift, PANEL}, b = {up, of_head << shift, shift, PANEL};
             const uint32_t of_a = a.lane(query, 0), of_b = b.lane(query, 0);
-            float delta = 0.0f;
-#pragma unroll 1
-            for (uint32_t t = 0; t < chunks; t++) {
-                const uint4 x = ps_shared_load4(a.step(of_a, t)), y = ps_shared_load4(b.step(of_b, t));
-                const uint32_t words[2][4] = {{x.x, x.y, x.z, x.w}, {y.x, y.y, y.z, y.w}};
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    delta = fmaf(ps_low<T>(words[0][j]), ps_low<T>(words[1][j]), delta);
-                    delta = fmaf(ps_high<T>(words[0][j]), ps_high<T>(words[1][j]), delta);
-                }
-            }
+            const float delta = ps_attention_row_product<T>(a, of_a, b, of_b, chunks);
             float *const to = (float *)(deltas + threadIdx.x / 2) + threadIdx.x % 2;
             to[0] = to[2] = -delta;
             logsums[threadIdx.x] = logsum;
@@ -397,8 +387,6 @@ template <typename T, int E, int PIECES>
 static enum ps_status launch_whole(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
     struct whole p = {};
-    PFN_cuTensorMapEncodeTiled_v12000 encode;
-    PS_TRY(ps_tensor_map_encoder(&encode));
     const struct {
         CUtensorMap *map;
         const struct ps_attention_view *view;
@@ -412,30 +400,10 @@ static enum ps_status launch_whole(const struct ps_cuda_context *c, const char *
     p.x = x;
     p.group = side_by_side ? 2 : 1;
     p.groups = ps_divisor_make((x.heads + (int)p.group - 1) / (int)p.group);
-    const int heads = side_by_side ? 1 : x.heads, sequences = (int)(x.matrices / x.heads);
     for (const auto &tensor : all) {
-        const struct ps_attention_view &v = *tensor.view;
-        const cuuint64_t sizes[] = {(cuuint64_t)(x.heads / heads * x.e), (cuuint64_t)heads, (cuuint64_t)x.patches,
-                                    (cuuint64_t)sequences, (cuuint64_t)tensor.pieces};
-        /* What is there once has any stride; a map needs one. */
-        const auto stride = [](cuuint64_t size, int64_t elements) { return (cuuint64_t)(size > 1 ? elements * 2 : 16); };
-        const cuuint64_t strides[] = {stride(sizes[1], v.head), stride(sizes[2], v.row), stride(sizes[3], v.sequence),
-                                      stride(sizes[4], v.piece)};
-        constexpr int W = whole_box<E>::W;
-        const cuuint32_t box[] = {W / 2, 1, WHOLE_ROWS, 1, 1}, every[] = {1, 1, 1, 1, 1};
-        const CUresult result =
-            encode(tensor.map, std::is_same<T, ps_bf16>::value ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                   5, v.data, sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                   W == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
-                   : W == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
-                             : CU_TENSOR_MAP_SWIZZLE_32B,
-                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-        if (result != CUDA_SUCCESS) {
-            return ps_fail(PS_DEVICE, "cuda: attention: no tensor map of %d patches, %d heads of %d (error %d)", x.patches, x.heads,
-                           x.e, (int)result);
-        }
+        PS_TRY((ps_attention_map<T, whole_box<E>::W>(tensor.map, *tensor.view, x, tensor.pieces, side_by_side, WHOLE_ROWS, 1)));
     }
-    p.units = (uint32_t)sequences * p.groups.divisor;
+    p.units = (uint32_t)(x.matrices / x.heads) * p.groups.divisor;
     constexpr bool AHEAD = whole_ahead<E>;
     const int shared = (1 + AHEAD) * (2 * PIECES + 2 + AHEAD) * whole_box<E>::TENSOR + WHOLE_GRADIENTS +
                        (int)p.group * WHOLE_ROWS * 3 * (int)sizeof(float) + 2 * (int)sizeof(uint64_t);

@@ -117,6 +117,25 @@ template <int W> struct ps_boxed {
 
 /* ---- products ---- */
 
+/* The sum of a row of a times one of b, of so many chunks; of_a, of_b: where the rows lie. */
+template <typename T, class A, class B>
+static __device__ __forceinline__ float ps_attention_row_product(const A &a, uint32_t of_a, const B &b, uint32_t of_b,
+                                                                 uint32_t chunks)
+{
+    float sum = 0.0f;
+#pragma unroll 1
+    for (uint32_t t = 0; t < chunks; t++) {
+        const uint4 x = ps_shared_load4(a.step(of_a, t)), y = ps_shared_load4(b.step(of_b, t));
+        const uint32_t words[2][4] = {{x.x, x.y, x.z, x.w}, {y.x, y.y, y.z, y.w}};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            sum = fmaf(ps_low<T>(words[0][j]), ps_low<T>(words[1][j]), sum);
+            sum = fmaf(ps_high<T>(words[0][j]), ps_high<T>(words[1][j]), sum);
+        }
+    }
+    return sum;
+}
+
 /* Matrices of 8 rows, one below the other, 16 TILES rows, of chunk t; or their transposes. */
 template <int TILES, bool TURNED, class B>
 static __device__ __forceinline__ void ps_attention_rows(uint32_t (&to)[2 * TILES], const B &b, uint32_t t)

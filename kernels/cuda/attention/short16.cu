@@ -16,9 +16,9 @@
 #include <type_traits>
 
 #include "kernels/cuda/attention/attention.cuh"
+#include "kernels/cuda/attention/boxes16.cuh"
 #include "kernels/cuda/attention/short16_rows.cuh"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/tensor_map.cuh"
 #include "kernels/cuda/tile/math.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 
@@ -148,17 +148,7 @@ static __device__ __forceinline__ void sums(float *logsum, float *delta, const c
             const uint32_t row = own.row + i * 32 + lane;
             if (row < own.stop) {
                 const uint32_t a = of_mixed.lane(i * 32 + lane, 0), b = of_up.lane(i * 32 + lane, 0);
-                float sum = 0.0f;
-#pragma unroll 1
-                for (uint32_t t = 0; t < chunks; t++) {
-                    const uint4 x = ps_shared_load4(of_mixed.step(a, t)), y = ps_shared_load4(of_up.step(b, t));
-                    const uint32_t words[2][4] = {{x.x, x.y, x.z, x.w}, {y.x, y.y, y.z, y.w}};
-#pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                        sum = fmaf(ps_low<T>(words[0][j]), ps_low<T>(words[1][j]), sum);
-                        sum = fmaf(ps_high<T>(words[0][j]), ps_high<T>(words[1][j]), sum);
-                    }
-                }
+                const float sum = ps_attention_row_product<T>(of_mixed, a, of_up, b, chunks);
                 const uint32_t to = own.own * ROWS + row;
                 delta[to / 2 * 4 + to % 2] = delta[to / 2 * 4 + to % 2 + 2] = -sum;
                 logsum[to] = from[i];
@@ -422,29 +412,6 @@ static bool in_boxes(const struct ps_cuda_context *c, const struct ps_attention_
     return fit;
 }
 
-template <typename T, int ROWS, int W>
-static enum ps_status map_of(CUtensorMap *map, const struct ps_attention_view &v, const struct ps_attention_launch &x, int pieces,
-                             int taken)
-{
-    PFN_cuTensorMapEncodeTiled_v12000 encode;
-    PS_TRY(ps_tensor_map_encoder(&encode));
-    const int heads = side_by_side(x) ? 1 : x.heads;
-    const cuuint64_t sizes[] = {(cuuint64_t)(x.heads / heads * x.e), (cuuint64_t)heads, (cuuint64_t)x.patches,
-                                (cuuint64_t)(x.matrices / x.heads), (cuuint64_t)pieces};
-    /* What is there once has any stride; a map needs one. */
-    const auto stride = [](cuuint64_t size, int64_t elements) { return (cuuint64_t)(size > 1 ? elements * 2 : 16); };
-    const cuuint64_t strides[] = {stride(sizes[1], v.head), stride(sizes[2], v.row), stride(sizes[3], v.sequence),
-                                  stride(sizes[4], v.piece)};
-    const cuuint32_t box[] = {W / 2, 1, ROWS, (cuuint32_t)taken, 1}, every[] = {1, 1, 1, 1, 1};
-    const CUresult result = encode(
-        map, std::is_same<T, ps_bf16>::value ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 5, v.data, sizes,
-        strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, W == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return result == CUDA_SUCCESS ? PS_OK
-                                  : ps_fail(PS_DEVICE, "cuda: attention: no tensor map of %d patches, %d heads of %d (error %d)",
-                                            x.patches, x.heads, x.e, (int)result);
-}
-
 /* A head's columns of a row's box of so many bytes, how many boxes it has, of a piece, heads side by side in one, and shared memory
  * that a sequence takes. */
 struct box {
@@ -506,7 +473,7 @@ static enum ps_status launch_boxed(const struct ps_cuda_context *c, const char *
     } all[] = {{&p.mixed, &x.mixed, 1},  {&p.q, &x.q, x.pieces},   {&p.k, &x.k, x.pieces}, {&p.v, &x.v, 1},
                {&p.dq, &x.dq, x.pieces}, {&p.dk, &x.dk, x.pieces}, {&p.dv, &x.dv, 1},      {&p.d_mixed, &x.d_mixed, 1}};
     for (int i = 0; i < (BACKWARD ? 8 : 4); i++) {
-        PS_TRY((map_of<T, ROWS, W>(all[i].map, *all[i].view, x, all[i].pieces, share.taken)));
+        PS_TRY((ps_attention_map<T, W>(all[i].map, *all[i].view, x, all[i].pieces, side_by_side(x), ROWS, share.taken)));
     }
     /* A piece begins a part: between pieces the products take what is not filled along. */
     p.chunks_q = (uint32_t)((x.pieces - 1) * box.parts * box.columns + x.e) / 8;

@@ -1,7 +1,7 @@
 /* Level `layer`: which kernels run the whole encoder, in order of preference. All are for sm_90; every other shape is refused here
  * and runs at level gemm. d is d_model, e = d / n_heads, N the patches, f d_ff; a family's own limits stand in its plan. Resident:
  * a layer's weights lie on every multiprocessor, and the encoder is one launch each way. Streamed: weights come from L2, in 16 bits
- * a layer a launch. tf32 takes what fp16 does, the layers of it (encoder/tf32.cu), but for the first.
+ * a layer a launch. tf32 takes what fp16 does, the layers of it (encoder/tf32.cu), but for d 64, which has a form of its own.
  *
  *     precision    shape                                     kernels                          calls take, at most
  *     bf16, fp16   d 16, e 4, f 128, N 33 to 48              resident/d16_e4_f128.cu          embedding, loss

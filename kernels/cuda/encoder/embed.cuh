@@ -464,14 +464,16 @@ static __device__ __forceinline__ void add_embedding(const encoder<T> &x, float4
         const int item = begin + thread % 64;
         const bool live = thread < 64 && item < items;
         const float4 *const from = (const float4 *)x.embed.partial + item;
-        float4 *const to = live ? embed_item_at<D>(x, item) : NULL, old = live ? *to : make_float4(0, 0, 0, 0);
+        float4 *const to = live ? embed_item_at<D>(x, item) : NULL;
+        float4 old = live ? *to : make_float4(0, 0, 0, 0);
         float4 sum = sum_every<FLIGHT, true>(from, items, thread / 64, PARTS, item < items ? x.blocks : 0);
         __syncthreads();
         parts[thread] = sum;
         __syncthreads();
         if (live) {
             add_parts(sum, parts + thread, 64, PARTS);
-            *to = make_float4(old.x + sum.x, old.y + sum.y, old.z + sum.z, old.w + sum.w);
+            add_four(old, sum);
+            *to = old;
         }
     }
 }

@@ -37,12 +37,14 @@ struct patching {
     struct ps_divisor by_patch, by_tile, by_range;
 };
 
-static __device__ __forceinline__ int last_of_warp(int last)
+/* Over a warp: how many values are observed, their sum, the last one's place. */
+static __device__ __forceinline__ void sum_over_warp(float &count, float &sum, int &last)
 {
+    count = ps_group_sum<32>(count);
+    sum = ps_group_sum<32>(sum);
     for (int offset = 16; offset > 0; offset /= 2) {
         last = max(last, __shfl_xor_sync(0xffffffffu, last, offset));
     }
-    return last;
 }
 
 /* Mean and deviation of what a warp observes among `length` values, in the order of those of a window without a hole, whose bits
@@ -60,9 +62,7 @@ static __device__ __forceinline__ void observed_statistics(const VALUE &value, i
         count += observed ? 1.0f : 0.0f;
         last = observed ? l : last;
     }
-    count = ps_group_sum<32>(count);
-    sum = ps_group_sum<32>(sum);
-    last = last_of_warp(last);
+    sum_over_warp(count, sum, last);
     if (count == 0.0f) {
         return;
     }
@@ -172,9 +172,7 @@ static __device__ __forceinline__ void join_moments(const struct moments *of, in
         sum += m.count * m.mean;
         last = max(last, m.last);
     }
-    count = ps_group_sum<32>(count);
-    sum = ps_group_sum<32>(sum);
-    last = last_of_warp(last);
+    sum_over_warp(count, sum, last);
     if (count == 0.0f) {
         return;
     }

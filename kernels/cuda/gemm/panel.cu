@@ -224,10 +224,8 @@ template <typename T> static enum ps_status product(const struct ps_cuda_context
     kernel_function<T> *const kernel = small       ? panel_kernel<T, 1, true, false, SMALL_WARPS>
                                        : edge == 2 ? kernel_of<T, 2>(a_t, b_t)
                                                    : kernel_of<T, 1>(a_t, b_t);
-    if (small) { /* as backward of encoder/resident/d16_halves.cu asks for it */
-        PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                                  cudaSharedmemCarveoutMaxShared),
-                             "panel gemm"));
+    if (small) { /* as backward of encoder/resident/d16_halves.cu does */
+        PS_TRY(ps_cuda_prefer_shared((const void *)kernel, "panel gemm"));
     }
     size_t shared;
     /* CHUNK is twice what fits some devices. Beside another kernel, which leaves few multiprocessors free, two blocks share one. */

@@ -673,8 +673,10 @@ static enum ps_status launch_norm_columns(const struct ps_cuda_context *c, const
     norm.normed = f->normed.data;
     norm.masked = f->masked.data;
     norm.epsilon = (float)f->epsilon;
-    if (FINISH == PS_FINISH_SUM && x.n > 64 && x.n <= 96) {
-        return launch_norm<T, 32, 3, PS_FINISH_SUM>(c, op, p, x, norm, f);
+    if constexpr (FINISH == PS_FINISH_SUM) {
+        if (x.n > 64 && x.n <= 96) {
+            return launch_norm<T, 32, 3, FINISH>(c, op, p, x, norm, f);
+        }
     }
     if (x.n > 64) {
         return launch_norm<T, 64, 2, FINISH>(c, op, p, x, norm, f);

@@ -1,5 +1,5 @@
-/* The weights' gradients of encoder/resident/resident.cuh and encoder/resident/d16_e4_f128.cu from what backward's blocks have
- * left: the sum over the blocks, in a fixed order. */
+/* The weights' gradients of encoder/resident/resident.cuh, d16_e4_f128.cu and d16_halves.cu from what backward's blocks have left:
+ * the sum over the blocks, in a fixed order. */
 #ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_BLOCK_SUMS_CUH
 #define PS_KERNELS_CUDA_ENCODER_RESIDENT_BLOCK_SUMS_CUH
 
@@ -94,15 +94,11 @@ static __global__ void __launch_bounds__(SUM_THREADS, AT_ONCE ? 1 : 0) sum_kerne
         }
 #pragma unroll
         for (int j = 0; j < FLIGHT; j++) {
-            sum.x += v[j].x;
-            sum.y += v[j].y;
-            sum.z += v[j].z;
-            sum.w += v[j].w;
+            add_four(sum, v[j]);
             bias_part += bias[j];
         }
         for (int b = part + FLIGHT * SUM_PARTS; b < blocks_here; b += SUM_PARTS) {
-            const float4 more = __ldcg(parts + b * (stride / 4));
-            sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
+            add_four(sum, __ldcg(parts + b * (stride / 4)));
         }
         sums[part][i] = sum;
         bias_next += FLIGHT * SUM_PARTS;

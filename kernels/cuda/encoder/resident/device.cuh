@@ -11,6 +11,14 @@
 namespace ps_resident
 {
 
+static __device__ __forceinline__ void add_four(float4 &sum, float4 more)
+{
+    sum.x += more.x;
+    sum.y += more.y;
+    sum.z += more.z;
+    sum.w += more.w;
+}
+
 /* from[i stride] for i = first, first + step, .. below count, added up in that order, FLIGHT of them on their way at once. ONCE:
  * they are not read again. */
 template <int FLIGHT, bool ONCE>
@@ -26,10 +34,7 @@ static __device__ __forceinline__ float4 sum_every(const float4 *from, int64_t s
         }
 #pragma unroll
         for (int i = 0; i < FLIGHT; i++) {
-            sum.x += v[i].x;
-            sum.y += v[i].y;
-            sum.z += v[i].z;
-            sum.w += v[i].w;
+            add_four(sum, v[i]);
         }
     }
     return sum;
@@ -39,11 +44,7 @@ static __device__ __forceinline__ float4 sum_every(const float4 *from, int64_t s
 static __device__ __forceinline__ void add_parts(float4 &sum, const float4 *parts, int step, int count)
 {
     for (int i = 1; i < count; i++) {
-        const float4 v = parts[i * step];
-        sum.x += v.x;
-        sum.y += v.y;
-        sum.z += v.z;
-        sum.w += v.w;
+        add_four(sum, parts[i * step]);
     }
 }
 
