@@ -26,7 +26,7 @@ export PS_TEST_SMALL=1 OMP_WAIT_POLICY=passive PS_PROGRAMS=$build
 
 # A suite, one of its cases (CK_RUN_CASE), or a share of a case (PS_TEST_SHARD) is a process of its own: the tools are slow on the
 # host's side.
-parts=(test_optim test_session test_model:differences "test_model:layer halves")
+parts=(test_optim test_session test_kernels:calls test_model:differences "test_model:layer halves")
 for precision in tf32 fp16 bf16; do
     parts+=("test_model:every $precision" "test_model:step $precision")
 done

@@ -488,15 +488,16 @@ int main(void)
     if (present() == CPU_TABLES) {
         printf("skipped: no CUDA device\n");
     }
-    TCase *parity = tcase_create("parity");
+    TCase *parity = tcase_create("parity"),
+          *calls = tcase_create("calls"); /* for CK_RUN_CASE: what is shared out, and what is not */
     tcase_set_timeout(parity, 0);
+    tcase_set_timeout(calls, 0);
     tcase_add_test(parity, test_parity);
-    tcase_add_test(parity, test_shifted_attention);
-    tcase_add_loop_test(parity, test_misfits, 0, present());
-    tcase_add_loop_test(parity, test_masked_bits, 0, present());
-    if (present() > CPU_TABLES && !asked("PS_TEST_SMALL")) {
-    }
+    tcase_add_test(calls, test_shifted_attention);
+    tcase_add_loop_test(calls, test_misfits, 0, present());
+    tcase_add_loop_test(calls, test_masked_bits, 0, present());
     suite_add_tcase(suite, parity);
+    suite_add_tcase(suite, calls);
 
     return run_suite(suite, CK_NOFORK) != 0; /* CUDA and OpenMP do not survive a fork */
 }
