@@ -173,9 +173,10 @@ static enum ps_status needs_of(const struct ps_kernels *k, const struct ps_encod
     needs->kept_bytes = plan->kept_bytes;
     needs->slower = plan->slower;
     needs->fp16_rows = plan->within != NULL;
-    needs->room = plan->room && !plan->within;
     const enum ps_encoder_span span = plan->family->span(k, &r, plan);
     needs->span = shape->ends_apart ? PS_SPAN_LAYERS : shape->other_loss && span > PS_SPAN_EMBEDDING ? PS_SPAN_EMBEDDING : span;
+    /* Behind a forward with the loss, backward's first kernel lets W_h's gradient in before the next one. */
+    needs->room = plan->room && !plan->within && needs->span < PS_SPAN_LOSS;
     snprintf(needs->kernels, sizeof needs->kernels, "%s%s %s, d_model %lld, %lld heads, d_ff %lld, %lld patches, %s", plan->kernels,
              plan->within ? " (fp16 operands)" : "", ps_precision_name(k->precision), (long long)r.d_model, (long long)r.n_heads,
              (long long)r.d_ff, (long long)r.patches, spans[needs->span]);

@@ -15,8 +15,8 @@
 
 static const int block = 256;
 
-/* A row in LANES lanes: lane l holds VEC elements at (item * LANES + l) * VEC. Without beta it is RMSNorm, whose mean is 0. */
-template <typename T, int LANES, int VEC, int ITEMS>
+/* A row in LANES lanes: lane l holds VEC elements at (item * LANES + l) * VEC. */
+template <typename T, int LANES, int VEC, int ITEMS, bool CENTRED>
 static __global__ void __launch_bounds__(block)
     layernorm_rows(T *__restrict__ y, float *__restrict__ mean, float *__restrict__ rstd, const T *__restrict__ x,
                    const float *__restrict__ gamma, const float *__restrict__ beta, int64_t rows, int d, float epsilon)
@@ -39,7 +39,7 @@ static __global__ void __launch_bounds__(block)
         }
     }
     float mu = 0.0f;
-    if (beta) {
+    if constexpr (CENTRED) {
 #pragma unroll
         for (int i = 0; i < ITEMS * VEC; i++) {
             sum += v[i];
@@ -62,7 +62,7 @@ static __global__ void __launch_bounds__(block)
         return;
     }
     if (lane == 0) {
-        if (beta) {
+        if constexpr (CENTRED) {
             mean[row] = mu;
         }
         rstd[row] = rs;
@@ -71,14 +71,14 @@ static __global__ void __launch_bounds__(block)
     for (int i = 0; i < ITEMS; i++) {
         const int column = (i * LANES + lane) * VEC;
         if (column < d) {
-            float g[VEC], b[VEC] = {}, out[VEC];
+            float g[VEC], b[VEC], out[VEC];
             ps_load<VEC>(g, gamma + column);
-            if (beta) {
+            if constexpr (CENTRED) {
                 ps_load<VEC>(b, beta + column);
             }
 #pragma unroll
             for (int j = 0; j < VEC; j++) {
-                out[j] = (v[i * VEC + j] - mu) * rs * g[j] + b[j];
+                out[j] = CENTRED ? (v[i * VEC + j] - mu) * rs * g[j] + b[j] : v[i * VEC + j] * rs * g[j];
             }
             ps_store<VEC>(y + row * d + column, out);
         }
@@ -86,7 +86,7 @@ static __global__ void __launch_bounds__(block)
 }
 
 /* Any d: a block a row, which it reads three times (twice from the caches). */
-template <typename T>
+template <typename T, bool CENTRED>
 static __global__ void __launch_bounds__(block)
     layernorm_long_rows(T *__restrict__ y, float *__restrict__ mean, float *__restrict__ rstd, const T *__restrict__ x,
                         const float *__restrict__ gamma, const float *__restrict__ beta, int d, float epsilon)
@@ -97,7 +97,7 @@ static __global__ void __launch_bounds__(block)
     const T *in = x + row * d;
     float sum = 0.0f, squares = 0.0f;
     float mu = 0.0f;
-    if (beta) {
+    if constexpr (CENTRED) {
         for (int i = threadIdx.x; i < d; i += block) {
             sum += ps_float(in[i]);
         }
@@ -109,36 +109,35 @@ static __global__ void __launch_bounds__(block)
     }
     const float rs = rsqrtf(ps_block_sum<block>(squares, shared) / (float)d + epsilon);
     if (threadIdx.x == 0) {
-        if (beta) {
+        if constexpr (CENTRED) {
             mean[row] = mu;
         }
         rstd[row] = rs;
     }
     for (int i = threadIdx.x; i < d; i += block) {
-        ps_put(y + row * d + i, (ps_float(in[i]) - mu) * rs * gamma[i] + (beta ? beta[i] : 0.0f));
+        ps_put(y + row * d + i, (ps_float(in[i]) - mu) * rs * gamma[i] + (CENTRED ? beta[i] : 0.0f));
     }
 }
 
-template <typename T, int LANES, int VEC, int ITEMS>
+template <typename T, bool CENTRED, int LANES, int VEC, int ITEMS>
 static void launch_rows(const struct ps_cuda_context *c, const struct ps_layernorm *a, int64_t rows, int d)
 {
-    ps_cuda_launch(c, layernorm_rows<T, LANES, VEC, ITEMS>, ps_cuda_blocks(rows, block / LANES), block, 0, (T *)a->y.data,
+    ps_cuda_launch(c, layernorm_rows<T, LANES, VEC, ITEMS, CENTRED>, ps_cuda_blocks(rows, block / LANES), block, 0, (T *)a->y.data,
                    (float *)a->mean.data, (float *)a->rstd.data, (const T *)a->x.data, (const float *)a->gamma.data,
                    (const float *)a->beta.data, rows, d, (float)a->epsilon);
 }
 
-template <typename T> static enum ps_status layernorm(const struct ps_kernels *k, const struct ps_layernorm *a)
+template <typename T, bool CENTRED> static enum ps_status layernorm_of(const struct ps_kernels *k, const struct ps_layernorm *a)
 {
     const char *op = "layernorm";
-    const bool centred = a->mean.data || a->beta.data;
     const struct ps_cuda_context *c = ps_cuda(k);
     const int64_t d = ps_cuda_width(&a->gamma), count = ps_tensor_count(&a->x), rows = d > 0 ? count / d : 0;
     PS_TRY(ps_cuda_expect(op, "x", &a->x, ps_type_of<T>, rows * d));
     PS_TRY(ps_cuda_expect(op, "y", &a->y, ps_type_of<T>, rows * d));
-    PS_TRY(centred ? ps_cuda_expect(op, "mean", &a->mean, PS_F32, rows) : PS_OK);
+    PS_TRY(CENTRED ? ps_cuda_expect(op, "mean", &a->mean, PS_F32, rows) : PS_OK);
     PS_TRY(ps_cuda_expect(op, "rstd", &a->rstd, PS_F32, rows));
     PS_TRY(ps_cuda_expect(op, "gamma", &a->gamma, PS_F32, d));
-    PS_TRY(centred ? ps_cuda_expect(op, "beta", &a->beta, PS_F32, d) : PS_OK);
+    PS_TRY(CENTRED ? ps_cuda_expect(op, "beta", &a->beta, PS_F32, d) : PS_OK);
     if (rows == 0) {
         return PS_OK;
     }
@@ -146,49 +145,54 @@ template <typename T> static enum ps_status layernorm(const struct ps_kernels *k
                         ps_cuda_aligned(&a->beta);
     const int n = (int)d;
     if (d > 1024) {
-        ps_cuda_launch(c, layernorm_long_rows<T>, (unsigned)rows, block, 0, (T *)a->y.data, (float *)a->mean.data,
+        ps_cuda_launch(c, layernorm_long_rows<T, CENTRED>, (unsigned)rows, block, 0, (T *)a->y.data, (float *)a->mean.data,
                        (float *)a->rstd.data, (const T *)a->x.data, (const float *)a->gamma.data, (const float *)a->beta.data, n,
                        (float)a->epsilon);
     } else if (!vector) {
         if (d <= 32) {
-            launch_rows<T, 8, 1, 4>(c, a, rows, n);
+            launch_rows<T, CENTRED, 8, 1, 4>(c, a, rows, n);
         } else if (d <= 128) {
-            launch_rows<T, 32, 1, 4>(c, a, rows, n);
+            launch_rows<T, CENTRED, 32, 1, 4>(c, a, rows, n);
         } else {
-            launch_rows<T, 32, 1, 32>(c, a, rows, n);
+            launch_rows<T, CENTRED, 32, 1, 32>(c, a, rows, n);
         }
     } else if constexpr (ps_vector<T> == 8) {
         if (d <= 16) {
-            launch_rows<T, 2, 8, 1>(c, a, rows, n);
+            launch_rows<T, CENTRED, 2, 8, 1>(c, a, rows, n);
         } else if (d <= 32) {
-            launch_rows<T, 4, 8, 1>(c, a, rows, n);
+            launch_rows<T, CENTRED, 4, 8, 1>(c, a, rows, n);
         } else if (d <= 64) {
-            launch_rows<T, 8, 8, 1>(c, a, rows, n);
+            launch_rows<T, CENTRED, 8, 8, 1>(c, a, rows, n);
         } else if (d <= 128) {
-            launch_rows<T, 8, 8, 2>(c, a, rows, n);
+            launch_rows<T, CENTRED, 8, 8, 2>(c, a, rows, n);
         } else if (d <= 256) {
-            launch_rows<T, 16, 8, 2>(c, a, rows, n);
+            launch_rows<T, CENTRED, 16, 8, 2>(c, a, rows, n);
         } else if (d <= 512) {
-            launch_rows<T, 32, 8, 2>(c, a, rows, n);
+            launch_rows<T, CENTRED, 32, 8, 2>(c, a, rows, n);
         } else {
-            launch_rows<T, 32, 8, 4>(c, a, rows, n);
+            launch_rows<T, CENTRED, 32, 8, 4>(c, a, rows, n);
         }
     } else if (d <= 16) {
-        launch_rows<T, 4, 4, 1>(c, a, rows, n);
+        launch_rows<T, CENTRED, 4, 4, 1>(c, a, rows, n);
     } else if (d <= 32) {
-        launch_rows<T, 8, 4, 1>(c, a, rows, n);
+        launch_rows<T, CENTRED, 8, 4, 1>(c, a, rows, n);
     } else if (d <= 64) {
-        launch_rows<T, 8, 4, 2>(c, a, rows, n);
+        launch_rows<T, CENTRED, 8, 4, 2>(c, a, rows, n);
     } else if (d <= 128) {
-        launch_rows<T, 8, 4, 4>(c, a, rows, n);
+        launch_rows<T, CENTRED, 8, 4, 4>(c, a, rows, n);
     } else if (d <= 256) {
-        launch_rows<T, 16, 4, 4>(c, a, rows, n);
+        launch_rows<T, CENTRED, 16, 4, 4>(c, a, rows, n);
     } else if (d <= 512) {
-        launch_rows<T, 32, 4, 4>(c, a, rows, n);
+        launch_rows<T, CENTRED, 32, 4, 4>(c, a, rows, n);
     } else {
-        launch_rows<T, 32, 4, 8>(c, a, rows, n);
+        launch_rows<T, CENTRED, 32, 4, 8>(c, a, rows, n);
     }
     PS_CUDA_LAUNCHED(op);
+}
+
+template <typename T> static enum ps_status layernorm(const struct ps_kernels *k, const struct ps_layernorm *a)
+{
+    return a->mean.data || a->beta.data ? layernorm_of<T, true>(k, a) : layernorm_of<T, false>(k, a);
 }
 
 extern "C" enum ps_status ps_cuda_layernorm(const struct ps_kernels *k, const struct ps_layernorm *a)
@@ -227,7 +231,7 @@ static __device__ __forceinline__ void sum_groups(float *out, float (&v)[ITEMS *
 }
 
 /* What the backward is told. dx may be dy or addend; addend and masked may be NULL. partials [blocks, 2 d]: a block's dgamma, then
- * its dbeta; of RMSNorm, which is not centred and has no mean, [blocks, d]; bias_partials [blocks, d]: of dbias. */
+ * its dbeta; of RMSNorm [blocks, d]; bias_partials [blocks, d]: of dbias. */
 template <typename T> struct backward_rows {
     T *dx, *masked;
     float *partials, *bias_partials;
@@ -235,7 +239,6 @@ template <typename T> struct backward_rows {
     const float *mean, *rstd, *gamma;
     int64_t rows;
     int d, turns; /* the most rows of a group of lanes */
-    bool centred;
     struct ps_dropout dropout;
 };
 
@@ -252,7 +255,7 @@ template <int LANES, int VEC, int ITEMS> static constexpr int shared_bytes()
 
 /* Neighbouring lanes have a row at a time. What does not depend on the row is out of the loop, whose instructions bound it; in it
  * lanes beyond d and rows beyond the last are zeros, and only stores ask whether they are there. */
-template <typename T, int LANES, int VEC, int ITEMS, bool MASKED>
+template <typename T, int LANES, int VEC, int ITEMS, bool CENTRED, bool MASKED>
 static __global__ void __launch_bounds__(block, resident(VEC, ITEMS)) layernorm_backward_rows(const struct backward_rows<T> a)
 {
     ps_grid_begin();
@@ -315,13 +318,13 @@ static __global__ void __launch_bounds__(block, resident(VEC, ITEMS)) layernorm_
             ask(left > i, at + i * further, ring + i * slot);
         }
     }
-    const float *rstd = a.rstd + row, *mean = a.centred ? a.mean + row : rstd;
-    float mu = a.centred && left > 0 ? *mean : 0.0f, rs = left > 0 ? *rstd : 0.0f;
+    const float *mean = a.mean + row, *rstd = a.rstd + row;
+    float mu = CENTRED && left > 0 ? *mean : 0.0f, rs = left > 0 ? *rstd : 0.0f;
 #pragma unroll 1
     for (int turn = 0; turn < turns; turn++) {
         mean += stride;
         rstd += stride;
-        const float next_mu = a.centred && left > 1 ? *mean : 0.0f, next_rs = left > 1 ? *rstd : 0.0f;
+        const float next_mu = CENTRED && left > 1 ? *mean : 0.0f, next_rs = left > 1 ? *rstd : 0.0f;
         if constexpr (ahead > 0) {
             ask(left > ahead - 1, at + (ahead - 1) * further, asked);
             ps_copy_wait_group<ahead - 1>();
@@ -350,7 +353,7 @@ static __global__ void __launch_bounds__(block, resident(VEC, ITEMS)) layernorm_
 #pragma unroll
             for (int j = 0; j < VEC; j++) {
                 const int k = i * VEC + j;
-                xhat[k] = fmaf(x[j], rs, shift);
+                xhat[k] = CENTRED ? fmaf(x[j], rs, shift) : x[j] * rs;
                 sum_beta[k] += dy[j];
                 sum_gamma[k] = fmaf(dy[j], xhat[k], sum_gamma[k]);
                 up[k] = dy[j] * g[k];
@@ -361,7 +364,7 @@ static __global__ void __launch_bounds__(block, resident(VEC, ITEMS)) layernorm_
             product = i ? product + of_product : of_product;
         }
         const float slope = -rs * share * ps_group_sum<LANES>(product);
-        const float level = a.centred ? -rs * share * ps_group_sum<LANES>(sum) : 0.0f;
+        const float level = CENTRED ? -rs * share * ps_group_sum<LANES>(sum) : 0.0f;
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
             const bool here = left > 0 && column[i];
@@ -370,7 +373,7 @@ static __global__ void __launch_bounds__(block, resident(VEC, ITEMS)) layernorm_
 #pragma unroll
             for (int j = 0; j < VEC; j++) {
                 const int k = i * VEC + j;
-                out[j] += fmaf(up[k], rs, fmaf(xhat[k], slope, level));
+                out[j] += fmaf(up[k], rs, CENTRED ? fmaf(xhat[k], slope, level) : xhat[k] * slope);
             }
             if constexpr (VEC < 8) {
                 if (here) {
@@ -412,9 +415,9 @@ static __global__ void __launch_bounds__(block, resident(VEC, ITEMS)) layernorm_
     }
     float(*const shared)[LANES * width] = (float(*)[LANES * width]) shared_memory;
     ps_copy_wait();
-    float *out = a.partials + (int64_t)blockIdx.x * (a.centred ? 2 : 1) * d;
+    float *out = a.partials + (int64_t)blockIdx.x * (CENTRED ? 2 : 1) * d;
     sum_groups<LANES, VEC, ITEMS>(out, sum_gamma, shared, d);
-    if (a.centred) {
+    if constexpr (CENTRED) {
         sum_groups<LANES, VEC, ITEMS>(out + d, sum_beta, shared, d);
     }
     if constexpr (MASKED) {
@@ -423,40 +426,42 @@ static __global__ void __launch_bounds__(block, resident(VEC, ITEMS)) layernorm_
 }
 
 /* Any d: a block a row at a time; its sums grow in its own partial row, a column always by the same thread. */
-template <typename T> static __global__ void __launch_bounds__(block) layernorm_backward_long_rows(const struct backward_rows<T> a)
+template <typename T, bool CENTRED>
+static __global__ void __launch_bounds__(block)
+    layernorm_backward_long_rows(T *dx, float *__restrict__ partials, const T *dy, const T *__restrict__ x,
+                                 const float *__restrict__ mean, const float *__restrict__ rstd, const float *__restrict__ gamma,
+                                 const T *addend, int64_t rows, int d)
 {
     ps_grid_begin();
     __shared__ float shared[block / 32];
-    const int d = a.d;
-    float *out = a.partials + (int64_t)blockIdx.x * (a.centred ? 2 : 1) * d;
+    float *out = partials + (int64_t)blockIdx.x * (CENTRED ? 2 : 1) * d;
     for (int i = threadIdx.x; i < d; i += block) {
-        out[i] = out[a.centred ? d + i : i] = 0.0f;
+        out[i] = out[CENTRED ? d + i : i] = 0.0f;
     }
-    for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-        const T *dy = a.dy + row * d, *x = a.x + row * d;
-        const float mu = a.centred ? a.mean[row] : 0.0f, rs = a.rstd[row];
+    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        const float mu = CENTRED ? mean[row] : 0.0f, rs = rstd[row];
         float sum = 0.0f, product = 0.0f;
         for (int i = threadIdx.x; i < d; i += block) {
-            const float up = ps_float(dy[i]), xhat = (ps_float(x[i]) - mu) * rs;
+            const float up = ps_float(dy[row * d + i]), xhat = (ps_float(x[row * d + i]) - mu) * rs;
             out[i] += up * xhat;
-            if (a.centred) {
+            if constexpr (CENTRED) {
                 out[d + i] += up;
             }
-            sum += up * a.gamma[i];
-            product += up * a.gamma[i] * xhat;
+            sum += up * gamma[i];
+            product += up * gamma[i] * xhat;
         }
-        sum = a.centred ? ps_block_sum<block>(sum, shared) / (float)d : 0.0f;
+        sum = CENTRED ? ps_block_sum<block>(sum, shared) / (float)d : 0.0f;
         product = ps_block_sum<block>(product, shared) / (float)d;
         for (int i = threadIdx.x; i < d; i += block) {
-            const float xhat = (ps_float(x[i]) - mu) * rs;
-            const float old = a.addend ? ps_float(a.addend[row * d + i]) : 0.0f;
-            ps_put(a.dx + row * d + i, old + rs * (ps_float(dy[i]) * a.gamma[i] - sum - xhat * product));
+            const float xhat = (ps_float(x[row * d + i]) - mu) * rs;
+            const float old = addend ? ps_float(addend[row * d + i]) : 0.0f;
+            ps_put(dx + row * d + i, old + rs * (ps_float(dy[row * d + i]) * gamma[i] - sum - xhat * product));
         }
     }
 }
 
 /* Returns the number of blocks: as many as the device holds at once, fewer when there are fewer rows. */
-template <typename T, int LANES, int VEC, int ITEMS>
+template <typename T, bool CENTRED, int LANES, int VEC, int ITEMS>
 static unsigned launch_backward(const struct ps_cuda_context *c, struct backward_rows<T> a)
 {
     const unsigned most = (unsigned)(c->multiprocessors * resident(VEC, ITEMS));
@@ -464,9 +469,9 @@ static unsigned launch_backward(const struct ps_cuda_context *c, struct backward
     blocks = blocks < most ? blocks : most;
     a.turns = (int)((a.rows + (int64_t)blocks * (block / LANES) - 1) / ((int64_t)blocks * (block / LANES)));
     constexpr int shared = shared_bytes<LANES, VEC, ITEMS>();
-    auto kernel = layernorm_backward_rows<T, LANES, VEC, ITEMS, false>;
+    auto kernel = layernorm_backward_rows<T, LANES, VEC, ITEMS, CENTRED, false>;
     if constexpr (VEC == 8) {
-        kernel = a.masked ? layernorm_backward_rows<T, LANES, VEC, ITEMS, true> : kernel;
+        kernel = a.masked ? layernorm_backward_rows<T, LANES, VEC, ITEMS, CENTRED, true> : kernel;
     }
     if (shared > 48 << 10) { /* an error is the launch's too */
         (void)ps_cuda_allow_shared((const void *)kernel, shared, "layernorm_backward");
@@ -475,20 +480,20 @@ static unsigned launch_backward(const struct ps_cuda_context *c, struct backward
     return blocks;
 }
 
-template <typename T> static enum ps_status layernorm_backward(const struct ps_kernels *k, const struct ps_layernorm_backward *a)
+template <typename T, bool CENTRED>
+static enum ps_status backward_of(const struct ps_kernels *k, const struct ps_layernorm_backward *a)
 {
     const char *op = "layernorm_backward";
-    const bool centred = a->mean.data || a->dbeta.data;
     const struct ps_cuda_context *c = ps_cuda(k);
     const int64_t d = ps_cuda_width(&a->gamma), count = ps_tensor_count(&a->x), rows = d > 0 ? count / d : 0;
     PS_TRY(ps_cuda_expect(op, "x", &a->x, ps_type_of<T>, rows * d));
     PS_TRY(ps_cuda_expect(op, "dx", &a->dx, ps_type_of<T>, rows * d));
     PS_TRY(ps_cuda_expect(op, "dy", &a->dy, ps_type_of<T>, rows * d));
-    PS_TRY(centred ? ps_cuda_expect(op, "mean", &a->mean, PS_F32, rows) : PS_OK);
+    PS_TRY(CENTRED ? ps_cuda_expect(op, "mean", &a->mean, PS_F32, rows) : PS_OK);
     PS_TRY(ps_cuda_expect(op, "rstd", &a->rstd, PS_F32, rows));
     PS_TRY(ps_cuda_expect(op, "gamma", &a->gamma, PS_F32, d));
     PS_TRY(ps_cuda_expect(op, "dgamma", &a->dgamma, PS_F32, d));
-    PS_TRY(centred ? ps_cuda_expect(op, "dbeta", &a->dbeta, PS_F32, d) : PS_OK);
+    PS_TRY(CENTRED ? ps_cuda_expect(op, "dbeta", &a->dbeta, PS_F32, d) : PS_OK);
     PS_TRY(a->addend.data ? ps_cuda_expect(op, "addend", &a->addend, ps_type_of<T>, rows * d) : PS_OK);
     if (a->masked.data) {
         PS_TRY(ps_cuda_expect(op, "masked", &a->masked, ps_type_of<T>, rows * d));
@@ -499,6 +504,7 @@ template <typename T> static enum ps_status layernorm_backward(const struct ps_k
     }
     const bool vector = d % ps_vector<T> == 0 && ps_cuda_aligned(&a->x) && ps_cuda_aligned(&a->dx) && ps_cuda_aligned(&a->dy) &&
                         ps_cuda_aligned(&a->gamma) && ps_cuda_aligned(&a->addend) && ps_cuda_aligned(&a->masked);
+    const int n = (int)d;
     const int64_t most = c->multiprocessors * (d <= 1024 ? 4 : 1); /* blocks */
     PS_TRY(ps_cuda_workspace(c, op, (size_t)(most * 3 * d) * sizeof(float)));
     const bool masked_here = a->masked.data && vector && ps_vector<T> == 8 && d <= 1024;
@@ -515,65 +521,71 @@ template <typename T> static enum ps_status layernorm_backward(const struct ps_k
     x.rstd = (const float *)a->rstd.data;
     x.gamma = (const float *)a->gamma.data;
     x.rows = rows;
-    x.d = (int)d;
-    x.centred = centred;
+    x.d = n;
     x.dropout = a->dropout;
     unsigned blocks;
     if (d > 1024) {
         blocks = rows < c->multiprocessors ? (unsigned)rows : (unsigned)c->multiprocessors;
-        ps_cuda_launch(c, layernorm_backward_long_rows<T>, blocks, block, 0, x);
+        ps_cuda_launch(c, layernorm_backward_long_rows<T, CENTRED>, blocks, block, 0, (T *)a->dx.data, (float *)c->workspace,
+                       (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data, (const float *)a->rstd.data,
+                       (const float *)a->gamma.data, (const T *)a->addend.data, rows, n);
     } else if (!vector) {
         if (d <= 32) {
-            blocks = launch_backward<T, 8, 1, 4>(c, x);
+            blocks = launch_backward<T, CENTRED, 8, 1, 4>(c, x);
         } else if (d <= 128) {
-            blocks = launch_backward<T, 32, 1, 4>(c, x);
+            blocks = launch_backward<T, CENTRED, 32, 1, 4>(c, x);
         } else {
-            blocks = launch_backward<T, 32, 1, 32>(c, x);
+            blocks = launch_backward<T, CENTRED, 32, 1, 32>(c, x);
         }
     } else if constexpr (ps_vector<T> == 8) {
         if (d <= 16) {
-            blocks = launch_backward<T, 2, 8, 1>(c, x);
+            blocks = launch_backward<T, CENTRED, 2, 8, 1>(c, x);
         } else if (d <= 32) {
-            blocks = launch_backward<T, 4, 8, 1>(c, x);
+            blocks = launch_backward<T, CENTRED, 4, 8, 1>(c, x);
         } else if (d <= 64) {
-            blocks = launch_backward<T, 8, 8, 1>(c, x);
+            blocks = launch_backward<T, CENTRED, 8, 8, 1>(c, x);
         } else if (d <= 96) {
-            blocks = launch_backward<T, 4, 8, 3>(c, x);
+            blocks = launch_backward<T, CENTRED, 4, 8, 3>(c, x);
         } else if (d <= 128) {
-            blocks = launch_backward<T, 16, 8, 1>(c, x);
+            blocks = launch_backward<T, CENTRED, 16, 8, 1>(c, x);
         } else if (d <= 192) {
-            blocks = launch_backward<T, 8, 8, 3>(c, x);
+            blocks = launch_backward<T, CENTRED, 8, 8, 3>(c, x);
         } else if (d <= 256) {
-            blocks = launch_backward<T, 32, 8, 1>(c, x);
+            blocks = launch_backward<T, CENTRED, 32, 8, 1>(c, x);
         } else if (d <= 384) {
-            blocks = launch_backward<T, 16, 8, 3>(c, x);
+            blocks = launch_backward<T, CENTRED, 16, 8, 3>(c, x);
         } else if (d <= 512) {
-            blocks = launch_backward<T, 32, 8, 2>(c, x);
+            blocks = launch_backward<T, CENTRED, 32, 8, 2>(c, x);
         } else {
-            blocks = launch_backward<T, 32, 8, 4>(c, x);
+            blocks = launch_backward<T, CENTRED, 32, 8, 4>(c, x);
         }
     } else if (d <= 16) {
-        blocks = launch_backward<T, 4, 4, 1>(c, x);
+        blocks = launch_backward<T, CENTRED, 4, 4, 1>(c, x);
     } else if (d <= 32) {
-        blocks = launch_backward<T, 8, 4, 1>(c, x);
+        blocks = launch_backward<T, CENTRED, 8, 4, 1>(c, x);
     } else if (d <= 64) {
-        blocks = launch_backward<T, 16, 4, 1>(c, x);
+        blocks = launch_backward<T, CENTRED, 16, 4, 1>(c, x);
     } else if (d <= 128) {
-        blocks = launch_backward<T, 16, 4, 2>(c, x);
+        blocks = launch_backward<T, CENTRED, 16, 4, 2>(c, x);
     } else if (d <= 256) {
-        blocks = launch_backward<T, 32, 4, 2>(c, x);
+        blocks = launch_backward<T, CENTRED, 32, 4, 2>(c, x);
     } else if (d <= 512) {
-        blocks = launch_backward<T, 32, 4, 4>(c, x);
+        blocks = launch_backward<T, CENTRED, 32, 4, 4>(c, x);
     } else {
-        blocks = launch_backward<T, 32, 4, 8>(c, x);
+        blocks = launch_backward<T, CENTRED, 32, 4, 8>(c, x);
     }
     PS_TRY(ps_cuda_check(cudaGetLastError(), op));
     const struct ps_cuda_columns jobs[] = {
-        {(float *)a->dgamma.data, (float *)a->dbeta.data, d, x.partials, blocks, (centred ? 2 : 1) * d},
+        {(float *)a->dgamma.data, (float *)a->dbeta.data, d, x.partials, blocks, (CENTRED ? 2 : 1) * d},
         {(float *)a->dbias.data, NULL, d, x.bias_partials, blocks, d}};
     PS_TRY(ps_cuda_add_columns(c, op, jobs, masked_here ? 2 : 1));
     const struct ps_bias_grad rest = {a->dbias, a->masked, a->dx, a->dropout};
     return a->masked.data && !masked_here ? ps_cuda_bias_grad(k, &rest) : PS_OK;
+}
+
+template <typename T> static enum ps_status layernorm_backward(const struct ps_kernels *k, const struct ps_layernorm_backward *a)
+{
+    return a->mean.data || a->dbeta.data ? backward_of<T, true>(k, a) : backward_of<T, false>(k, a);
 }
 
 extern "C" enum ps_status ps_cuda_layernorm_backward(const struct ps_kernels *k, const struct ps_layernorm_backward *a)

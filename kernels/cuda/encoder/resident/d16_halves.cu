@@ -374,7 +374,9 @@ static enum ps_status halves_backward(const struct ps_kernels *k, const struct p
         PS_TRY(halves_launch(k, what, halves_meet<T>, p.hidden_blocks, p.hidden_threads, 0, x, h));
     }
     halves_kernel<T> *const hidden = hidden_of<T>(e->activation, true);
-    PS_TRY(ps_cuda_prefer_shared((const void *)hidden, what)); /* a block of gemm/panel.cu's is to fit beside */
+    if (!e->headed) { /* a block of gemm/panel.cu's is to fit beside */
+        PS_TRY(ps_cuda_prefer_shared((const void *)hidden, what));
+    }
     for (int l = x.layers - 1; l >= 0; l--) {
         h.layer = l;
         take_dropout(&x, e->output_dropout);

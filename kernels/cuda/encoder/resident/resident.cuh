@@ -39,16 +39,16 @@ namespace ps_resident
 
 template <class T> using kernel_function = void(const encoder<T>);
 
-/* d_model 64 with longer sequences and heads of 16 columns is encoder/streamed/real16.cuh's. */
-static constexpr bool heads_fit(int d, int tiles, bool e8)
+/* d_model 64 with longer sequences is level gemm's, which is faster there. */
+static constexpr int most_tiles(int d)
 {
-    return e8 || d < 64 || tiles == 1;
+    return d < 64 ? 4 : 1;
 }
 
 /* By tiles; those that do not fit are not compiled. */
 template <class T, int D, bool E8> static kernel_function<T> *kernel_of(int tiles, bool backward)
 {
-    enum { TWO = heads_fit(D, 2, E8) ? 2 : 1, THREE = heads_fit(D, 3, E8) ? 3 : 1, FOUR = heads_fit(D, 4, E8) ? 4 : 1 };
+    enum { TWO = most_tiles(D) > 1 ? 2 : 1, THREE = most_tiles(D) > 2 ? 3 : 1, FOUR = most_tiles(D) > 3 ? 4 : 1 };
     static kernel_function<T> *const kernels[2][4] = {{forward_kernel<T, D, 1, E8>, forward_kernel<T, D, TWO, E8>,
                                                        forward_kernel<T, D, THREE, E8>, forward_kernel<T, D, FOUR, E8>},
                                                       {backward_kernel<T, D, 1, E8>, backward_kernel<T, D, TWO, E8>,
@@ -81,8 +81,8 @@ static int sizes_fit(const struct ps_encoder_request *e)
 {
     const int64_t d = e->d_model, head = e->n_heads > 0 ? d / e->n_heads : 0;
     return (d == 16 || d == 32 || d == 64) && head * e->n_heads == d && (head == 4 || head == 8 || head == 16) && e->patches >= 1 &&
-           e->patches <= 64 && heads_fit((int)d, ((int)e->patches + 15) / 16, head < 16) && e->d_ff >= d && e->d_ff <= 256 &&
-           e->d_ff % d == 0 && e->layers >= 1 && e->layers <= 64 && e->sequences >= 1 && e->sequences <= INT32_MAX;
+           e->patches <= 16 * most_tiles((int)d) && e->d_ff >= d && e->d_ff <= 256 && e->d_ff % d == 0 && e->layers >= 1 &&
+           e->layers <= 64 && e->sequences >= 1 && e->sequences <= INT32_MAX;
 }
 
 static void units_of(const struct ps_encoder_request *e, struct plan *p)
@@ -151,7 +151,7 @@ static enum ps_status plan_make(const struct ps_cuda_context *c, const struct ps
             "encoder (cuda, whole): d_model %lld, n_heads %lld, d_ff %lld, %lld patches, %lld layers are not served with "
             "%d bytes of shared memory a block: d_model 16, 32 or 64, heads of 4, 8 or 16, d_ff a multiple of d_model up to 256, "
             "up to "
-            "64 patches",
+            "64 patches (d_model 64: 16)",
             (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches, (long long)e->layers, shared);
     }
     return PS_OK;
