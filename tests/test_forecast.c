@@ -518,6 +518,7 @@ START_TEST(files_of_a_while)
         setenv("TMPDIR", parent.text, 1);
         pid_t child = fork();
         if (child == 0) {
+            signal(by[i], SIG_DFL); /* nohup leaves SIGHUP ignored; 0 is no signal */
             char path[2][PS_SCRATCH_PATH];
             for (int k = 0; k < 2; k++) {
                 if (ps_scratch_file("forecast", k ? "b" : "a", path[k]) != PS_OK) {
