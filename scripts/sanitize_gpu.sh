@@ -111,7 +111,7 @@ result=0
 [ ! -e "$logs/found" ] || result=1
 if [[ " ${tools[*]} " == *" reached "* ]]; then
     sort -u "$logs"/reached.*.kernels >"$logs/launched"
-    cuobjdump -symbols "$build/libpatchstep.so" | awk '/STO_ENTRY/ { print $NF }' | sort -u >"$logs/kernels"
+    cuobjdump -symbols "$build/libpatchstep.so" | awk '/[ _]ENTRY / { print $NF }' | sort -u >"$logs/kernels"
     comm -23 "$logs/kernels" "$logs/launched" >"$logs/unreached"
     # What serves more than 2^31 elements, and sums of more than 32,768 rows by level gemm's products: no small case can.
     beyond='elementwise<[0-9]+, [0-9]+, true,|map_(single|quads|octets)<true,|sum_up<true>'
