@@ -423,8 +423,8 @@ START_TEST(test_parity)
                o->worst_error, o->worst_label);
         failures += o->failures;
         for (int op = 0; op < PS_OP_COUNT; op++) {
-            int other = op == PS_OP_encoder_forward || op == PS_OP_encoder_backward; /* in test_model */
-            other |= left_to_another(t, (enum ps_op)op);
+            const int other = op == PS_OP_encoder_forward || op == PS_OP_encoder_backward || /* in test_model */
+                              left_to_another(t, (enum ps_op)op);
             ck_assert_msg(other || getenv("PS_TEST_SHARD") || o->covered[op] > 0 || !has_entry(t, (enum ps_op)op),
                           "%s has no case that %s serves", ps_op_name((enum ps_op)op), t->name);
         }
@@ -499,8 +499,8 @@ int main(void)
     if (present() == CPU_TABLES) {
         printf("skipped: no CUDA device\n");
     }
-    TCase *parity = tcase_create("parity"),
-          *calls = tcase_create("calls"); /* for CK_RUN_CASE: what is shared out, and what is not */
+    /* For CK_RUN_CASE: what is shared out, and what is not. */
+    TCase *parity = tcase_create("parity"), *calls = tcase_create("calls");
     tcase_set_timeout(parity, 0);
     tcase_set_timeout(calls, 0);
     tcase_add_test(parity, test_parity);

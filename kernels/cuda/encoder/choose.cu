@@ -6,7 +6,7 @@
  *     precision    shape                                     kernels                          calls take, at most
  *     bf16, fp16   d 16, e 4, f 128, N 33 to 48              resident/d16_e4_f128.cu          embedding, loss
  *                  d 64, e 16, f 128 or 256, N up to 16      resident/d64_short.cu            embedding, loss, update
- *                  d up to 32, N up to 16, or d 64 and e 4   resident/resident.cuh            embedding
+ *                  d 16 or 32, N up to 64; d 64, N up to 16  resident/resident.cuh            embedding
  *                  d up to 128, e up to 32, N up to 64       streamed/real16.cuh              layers
  *                  the paper's: d 16, N up to 128, BatchNorm resident/d16_halves.cu           embedding, loss
  *     tf32         d 64, e 16, f 128 or 256, N up to 16      resident/d64_short.cu            layers
@@ -19,17 +19,6 @@
 #include "kernels/cuda/encoder/request.cuh"
 #include "kernels/cuda/tile/windows.cuh"
 
-/* Where streamed kernels are asked behind resident ones; elsewhere before them. */
-static bool narrow_or_short(const struct ps_encoder_request *r)
-{
-    return r->d_model <= 32 || r->patches <= 16 || r->d_model < 8 * r->n_heads;
-}
-
-static bool wide_and_long(const struct ps_encoder_request *r)
-{
-    return !narrow_or_short(r);
-}
-
 /* LayerNorm before each branch, gelu by tanh, one rate of dropout. */
 static bool is_plain(const struct ps_encoder_request *r)
 {
@@ -40,23 +29,20 @@ static bool is_plain(const struct ps_encoder_request *r)
 static const struct choice {
     enum ps_precision precision;
     const struct ps_encoder_family *family;
-    bool (*when)(const struct ps_encoder_request *r); /* NULL: asked whatever the shape */
 } choices[] =
     {
-        {PS_PRECISION_BF16, &ps_encoder_d64_bf16, NULL},
-        {PS_PRECISION_BF16, &ps_encoder_resident_bf16, narrow_or_short},
-        {PS_PRECISION_BF16, &level_bf16::ps_encoder_streamed, NULL},
-        {PS_PRECISION_BF16, &ps_encoder_resident_bf16, wide_and_long},
-        {PS_TF32, &ps_encoder_d64_tf32, NULL},
-        {PS_FP16, &ps_encoder_d64_fp16, NULL},
-        {PS_FP16, &ps_encoder_resident_fp16, narrow_or_short},
-        {PS_FP16, &level_fp16::ps_encoder_streamed, NULL},
-        {PS_FP16, &ps_encoder_resident_fp16, wide_and_long},
+        {PS_PRECISION_BF16, &ps_encoder_d64_bf16},
+        {PS_PRECISION_BF16, &ps_encoder_resident_bf16},
+        {PS_PRECISION_BF16, &level_bf16::ps_encoder_streamed},
+        {PS_TF32, &ps_encoder_d64_tf32},
+        {PS_FP16, &ps_encoder_d64_fp16},
+        {PS_FP16, &ps_encoder_resident_fp16},
+        {PS_FP16, &level_fp16::ps_encoder_streamed},
 },
   others[] = {
       /* of other layers than the plain one */
-      {PS_PRECISION_BF16, &ps_encoder_halves_bf16, NULL},
-      {PS_FP16, &ps_encoder_halves_fp16, NULL},
+      {PS_PRECISION_BF16, &ps_encoder_halves_bf16},
+      {PS_FP16, &ps_encoder_halves_fp16},
 };
 
 /* The first that serves the request; when none does, what the last one asked says. */
@@ -70,7 +56,7 @@ static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder
                 plain ? "" : " for another norm, activation, attention or rates of dropout than the default model's");
     for (size_t i = 0; i < count && status == PS_UNSUPPORTED; i++) {
         const bool fp16 = k->precision == PS_TF32 && all[i].precision == PS_FP16;
-        if ((fp16 || all[i].precision == k->precision) && (!all[i].when || all[i].when(r))) {
+        if (fp16 || all[i].precision == k->precision) {
             *plan = {};
             plan->family = all[i].family;
             status = plan->family->plan(k, r, plan);

@@ -48,7 +48,7 @@ static constexpr int most_tiles(int d)
 /* By tiles; those that do not fit are not compiled. */
 template <class T, int D, bool E8> static kernel_function<T> *kernel_of(int tiles, bool backward)
 {
-    enum { TWO = most_tiles(D) > 1 ? 2 : 1, THREE = most_tiles(D) > 2 ? 3 : 1, FOUR = most_tiles(D) > 3 ? 4 : 1 };
+    enum { LONG = most_tiles(D) > 1, TWO = LONG ? 2 : 1, THREE = LONG ? 3 : 1, FOUR = LONG ? 4 : 1 };
     static kernel_function<T> *const kernels[2][4] = {{forward_kernel<T, D, 1, E8>, forward_kernel<T, D, TWO, E8>,
                                                        forward_kernel<T, D, THREE, E8>, forward_kernel<T, D, FOUR, E8>},
                                                       {backward_kernel<T, D, 1, E8>, backward_kernel<T, D, TWO, E8>,
@@ -150,8 +150,7 @@ static enum ps_status plan_make(const struct ps_cuda_context *c, const struct ps
             PS_UNSUPPORTED,
             "encoder (cuda, whole): d_model %lld, n_heads %lld, d_ff %lld, %lld patches, %lld layers are not served with "
             "%d bytes of shared memory a block: d_model 16, 32 or 64, heads of 4, 8 or 16, d_ff a multiple of d_model up to 256, "
-            "up to "
-            "64 patches (d_model 64: 16)",
+            "up to 64 patches (d_model 64: 16)",
             (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches, (long long)e->layers, shared);
     }
     return PS_OK;
