@@ -190,11 +190,6 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, whole_blocks<E, PIECES>)
     float4 *const deltas = (float4 *)(whole_memory + (1 + AHEAD) * STAGE + WHOLE_GRADIENTS);
     float *const logsums = (float *)(deltas + p.group * (WHOLE_ROWS / 2));
     const uint32_t barrier = ps_shared_address(logsums + p.group * WHOLE_ROWS);
-    if (threadIdx.x == 0) {
-        ps_mbarrier_init(barrier, 1);
-        ps_mbarrier_init(barrier + 8, 1);
-        ps_mbarrier_publish();
-    }
     ps_grid_begin();
     const auto bring = [&](uint32_t unit, uint32_t turn) {
         if (unit < p.units) {
@@ -208,7 +203,10 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, whole_blocks<E, PIECES>)
             at.bring(q + 2 * PIECES * TENSOR, &p.v, 1, there);
         }
     };
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0) { /* in one branch: apart, racecheck takes the barriers' words for those of other lanes */
+        ps_mbarrier_init(barrier, 1);
+        ps_mbarrier_init(barrier + 8, 1);
+        ps_mbarrier_publish();
         bring(blockIdx.x, 0);
         if (AHEAD) {
             bring(blockIdx.x + gridDim.x, 1);
