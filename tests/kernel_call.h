@@ -56,6 +56,7 @@ struct call {
     struct buffer buffer[MAX_TENSORS];
     double *values;
     int64_t used, capacity;
+    int64_t most;              /* a case of more values is left out, and what it has beyond is not drawn; 0: none is */
     union arguments arguments; /* plain values; tensors and state pointers are filled in for each table */
     struct ps_step_state state;
     int states;
@@ -117,7 +118,7 @@ static inline void place_strided(struct call *c, int slot, enum role role, enum 
     for (int64_t i = 0; i < b->count; i++) {
         values[i] = role == INDEX ? -1 : NAN;
     }
-    if (mode == OUT) {
+    if (mode == OUT || (c->most > 0 && c->used > c->most)) {
         return;
     }
     int64_t count = operand_count(o);
