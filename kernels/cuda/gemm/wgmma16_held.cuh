@@ -49,13 +49,6 @@ template <typename HOLD> static __device__ __forceinline__ void begin_with(const
     }
 }
 
-/* Of the slice's block-th block: tiles of 64 rows, each x.blocks further than the one before. */
-static __device__ __forceinline__ int64_t rows_of_block(const struct call &x, int block)
-{
-    const int last = x.tiles_m - 1, tiles = (last - block) / x.blocks + 1;
-    return (int64_t)tiles * 64 - (last % x.blocks == block ? (int64_t)x.tiles_m * 64 - x.m : 0);
-}
-
 /* From the warps' sums of a slice's columns, [warps, columns] (MOMENTS: about the warps' pivots, of `rows` rows each), to the
  * whole's. room: a pair of doubles a thread. */
 template <int N, bool MOMENTS>
@@ -63,6 +56,7 @@ static __device__ __forceinline__ void gather_held(const struct call &x, const f
                                                    const int *rows, double *room, int block, int slice)
 {
     constexpr int WARPS = HELD_THREADS / 32, PARTS = HELD_THREADS / N;
+    constexpr int AHEAD = 144 / PARTS; /* of as many blocks all at once: the last block is alone with the way to L2 */
     const int own = (int)threadIdx.x % N, part = (int)threadIdx.x / N, width = x.chunks * N;
     __syncthreads();
     for (int i = (int)threadIdx.x; i < width && slice * width + i < x.n; i += HELD_THREADS) {
@@ -91,23 +85,36 @@ static __device__ __forceinline__ void gather_held(const struct call &x, const f
     if (!comes_last<HELD_THREADS>(x.tickets + slice, x.blocks)) {
         return;
     }
+    /* Rows of a block: tiles of 64, of the first `longer` one more than of the others, and the last tile lacks some. */
+    const int tiles = (x.tiles_m - 1) / x.blocks, longer = (x.tiles_m - 1) % x.blocks + 1;
+    const int lacks = (int)((int64_t)x.tiles_m * 64 - x.m);
     for (int chunk = 0; chunk < x.chunks; chunk++) {
         const int column = slice * width + chunk * N + own;
+        const bool inside = column < x.n;
+        const double pivot = MOMENTS && inside ? (double)__ldcg(x.partials + column).x : 0;
+        const column_before before = part == 0 && inside ? begin_column<MOMENTS>(x, column) : column_before{};
         double a = 0, b = 0;
-        const double pivot = MOMENTS && column < x.n ? (double)__ldcg(x.partials + column).x : 0;
-        if (column < x.n) {
-#pragma unroll 4
-            for (int i = part; i < x.blocks; i += PARTS) {
-                const float2 v = __ldcg(x.partials + (int64_t)i * x.n + column);
-                const double of = MOMENTS ? (double)rows_of_block(x, i) : 1.0, away = (double)v.x - pivot;
+#pragma unroll 1
+        for (int first = part; first < x.blocks; first += AHEAD * PARTS) {
+            float2 v[AHEAD];
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                const int row = first + i * PARTS;
+                v[i] = inside && row < x.blocks ? __ldcg(x.partials + (int64_t)row * x.n + column) : make_float2(0, 0);
+            }
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                const int row = first + i * PARTS;
+                const double own_rows = 64.0 * (tiles + (row < longer)) - (row == longer - 1 ? lacks : 0);
+                const double of = !MOMENTS ? 1.0 : row < x.blocks ? own_rows : 0.0, away = (double)v[i].x - pivot;
                 a += of * away;
-                b += MOMENTS ? (double)v.y + of * away * away : (double)v.y;
+                b += MOMENTS ? (double)v[i].y + of * away * away : (double)v[i].y;
             }
         }
         room[threadIdx.x] = a;
         room[HELD_THREADS + threadIdx.x] = b;
         __syncthreads();
-        if (part == 0 && column < x.n) {
+        if (part == 0 && inside) {
 #pragma unroll
             for (int i = 1; i < PARTS; i++) {
                 a += room[own + i * N];
@@ -119,7 +126,7 @@ static __device__ __forceinline__ void gather_held(const struct call &x, const f
                 a = pivot + away;
                 b = b < 0 ? 0 : b;
             }
-            finish_column<MOMENTS>(x, column, a, b);
+            finish_column<MOMENTS>(x, column, before, a, b);
         }
         __syncthreads();
     }

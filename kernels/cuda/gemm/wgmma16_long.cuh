@@ -112,6 +112,7 @@ static __device__ __forceinline__ void gather_sums(const struct call &x, const f
         return;
     }
     double a, b;
+    const column_before before = thread < WIDE && column < x.n ? begin_column<MOMENTS>(x, column) : column_before{};
     merge<WIDE, MOMENTS>(a, b, x.partials + (int64_t)first * x.n, x.n, column, count, (int64_t)first * ROWS, ROWS, x.m);
     if (x.groups > 1) {
         float2 *const groups = x.partials + (int64_t)x.tiles_m * x.n;
@@ -124,7 +125,7 @@ static __device__ __forceinline__ void gather_sums(const struct call &x, const f
         merge<WIDE, MOMENTS>(a, b, groups, x.n, column, x.groups, 0, (int64_t)x.share * ROWS, x.m);
     }
     if (thread < WIDE && column < x.n) {
-        finish_column<MOMENTS>(x, column, a, b);
+        finish_column<MOMENTS>(x, column, before, a, b);
     }
 }
 

@@ -195,9 +195,21 @@ template <int M> static __device__ __forceinline__ bool comes_last(unsigned *tic
     return mine;
 }
 
+/* What finish_column adds to and reads of a column; asked for before the sums are there, it comes with what they are made of. */
+struct column_before {
+    float var, first, second;
+};
+
+template <bool MOMENTS> static __device__ __forceinline__ struct column_before begin_column(const struct call &x, int column)
+{
+    return MOMENTS ? column_before{0, x.running_mean[column], x.running_var[column]}
+                   : column_before{x.var[column], x.dbeta[column], x.dgamma[column]};
+}
+
 /* The whole's mean and M2, or sums, of a column. */
 template <bool MOMENTS>
-static __device__ __forceinline__ void finish_column(const struct call &x, int column, double first, double second)
+static __device__ __forceinline__ void finish_column(const struct call &x, int column, const struct column_before &before,
+                                                     double first, double second)
 {
     const double count = (double)x.m;
     if constexpr (MOMENTS) {
@@ -205,13 +217,13 @@ static __device__ __forceinline__ void finish_column(const struct call &x, int c
         x.mean[column] = (float)first;
         x.var[column] = (float)var;
         if (isfinite((float)first) && isfinite((float)var)) {
-            x.running_mean[column] += (float)(x.momentum * (first - x.running_mean[column]));
-            x.running_var[column] += (float)(x.momentum * (second / (count - 1.0) - x.running_var[column]));
+            x.running_mean[column] = before.first + (float)(x.momentum * (first - before.first));
+            x.running_var[column] = before.second + (float)(x.momentum * (second / (count - 1.0) - before.second));
         }
     } else {
-        const double product = second * (double)rsqrtf(x.var[column] + x.epsilon);
-        x.dbeta[column] += (float)first;
-        x.dgamma[column] += (float)product;
+        const double product = second * (double)rsqrtf(before.var + x.epsilon);
+        x.dbeta[column] = before.first + (float)first;
+        x.dgamma[column] = before.second + (float)product;
         x.means[column] = (float)(first / count);
         x.means[x.n + column] = (float)(product / count);
     }
