@@ -56,7 +56,7 @@ static __device__ __forceinline__ void gather_held(const struct call &x, const f
                                                    const int *rows, double *room, int block, int slice)
 {
     constexpr int WARPS = HELD_THREADS / 32, PARTS = HELD_THREADS / N;
-    constexpr int AHEAD = 144 / PARTS; /* of as many blocks all at once: the last block is alone with the way to L2 */
+    constexpr int AHEAD = 144 / PARTS; /* parts that a thread asks for at once: the last block waits for L2, once for all */
     const int own = (int)threadIdx.x % N, part = (int)threadIdx.x / N, width = x.chunks * N;
     __syncthreads();
     for (int i = (int)threadIdx.x; i < width && slice * width + i < x.n; i += HELD_THREADS) {

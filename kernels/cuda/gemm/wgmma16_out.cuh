@@ -195,7 +195,7 @@ template <int M> static __device__ __forceinline__ bool comes_last(unsigned *tic
     return mine;
 }
 
-/* What finish_column adds to and reads of a column; asked for before the sums are there, it comes with what they are made of. */
+/* What finish_column reads of a column and adds to, fetched while the parts of its sums are on their way. */
 struct column_before {
     float var, first, second;
 };
