@@ -25,7 +25,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 [[ "$jobs" =~ ^[1-9][0-9]*$ ]] || { echo "fuzz: --jobs $jobs: a number from 1 on" >&2; exit 2; }
-[ ${#targets[@]} -gt 0 ] || targets=(config csv series checkpoint weights)
+[ ${#targets[@]} -gt 0 ] || targets=(series checkpoint config csv weights) # the longest first: what crashes libhdf5 is run again
 if [ -z "$build" ]; then
     build=build/fuzz
     cmake --preset fuzz --log-level=WARNING >/dev/null
@@ -81,19 +81,18 @@ fuzz_target() {
     [ "$findings" -eq 0 ] && [ -n "$runs" ] && [ -n "$took" ]
 }
 
-# Each job takes every jobs-th target.
-pids=() status=0
-for ((job = 0; job < jobs; job++)); do
-    (
-        result=0
-        for ((i = job; i < ${#targets[@]}; i += jobs)); do
-            fuzz_target "${targets[i]}" || result=1
-        done
-        exit "$result"
-    ) &
-    pids+=($!)
+# The next target begins when one ends.
+running=0 status=0
+for target in "${targets[@]}"; do
+    if [ "$running" -lt "$jobs" ]; then
+        running=$((running + 1))
+    else
+        wait -n || status=1
+    fi
+    (fuzz_target "$target" || exit 1) &
 done
-for pid in "${pids[@]}"; do
-    wait "$pid" || status=1
+while [ "$running" -gt 0 ]; do
+    wait -n || status=1
+    running=$((running - 1))
 done
 exit "$status"

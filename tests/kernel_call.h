@@ -65,6 +65,11 @@ struct call {
     int64_t shift; /* elements by which dense tensors are moved off their alignment */
 };
 
+static inline int call_left_out(const struct call *c)
+{
+    return c->most > 0 && c->used > c->most;
+}
+
 static inline int64_t operand_count(const struct operand *o)
 {
     int64_t count = 1;
@@ -118,7 +123,7 @@ static inline void place_strided(struct call *c, int slot, enum role role, enum 
     for (int64_t i = 0; i < b->count; i++) {
         values[i] = role == INDEX ? -1 : NAN;
     }
-    if (mode == OUT || (c->most > 0 && c->used > c->most)) {
+    if (mode == OUT || call_left_out(c)) {
         return;
     }
     int64_t count = operand_count(o);
