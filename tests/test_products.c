@@ -199,6 +199,100 @@ START_TEST(test_long_products)
 }
 END_TEST
 
+/* A float32 of -1 to 1 times a power of two. */
+static float scaled(uint64_t *random, int exponent)
+{
+    return (float)ldexp((double)random_bits(random) * 0x1p-63 - 1, exponent);
+}
+
+/* Whether c is the sum of n products of a and b to 2^-20 of what their magnitudes add up to. */
+static void compare_sum(const char *what, float c, const float *a, int64_t a_step, const float *b, int64_t b_step, int64_t n)
+{
+    double sum = 0, all = 0;
+    for (int64_t p = 0; p < n; p++) {
+        const double product = (double)a[p * a_step] * b[p * b_step];
+        sum += product;
+        all += fabs(product);
+    }
+    ck_assert_msg(fabs(c - sum) <= 0x1p-20 * all, "%s: %.9g instead of %.9g, of %.3g", what, c, sum, all);
+}
+
+/* fp32's products of rows, columns and terms whose sizes lie far apart: rows of few and of many terms times a weight, and a
+ * weight's gradient, whose rows are as far apart in both operands the other way. What is not finite stays in its row. */
+START_TEST(test_scales)
+{
+    enum { R = 8448, MOST = 640, N = 256, NAN_ROW = 5, INFINITE_ROW = 6, ZERO_ROW = 7 };
+    const int64_t counts[5] = {(int64_t)R * MOST, (int64_t)MOST * N, (int64_t)R * N, (int64_t)R * N, (int64_t)MOST * N};
+    float *host[5]; /* x, w, y, dy, dw */
+    void *memory[5];
+    struct ps_device *d;
+    struct ps_kernels *k;
+    uint64_t random = 19;
+    ck_assert_int_eq(ps_device_open("cuda", 0, &d), PS_OK);
+    ck_assert_int_eq(open_tuned(d, PS_FP32, NULL, &k), PS_OK);
+    for (int i = 0; i < 5; i++) {
+        host[i] = malloc((size_t)counts[i] * sizeof(float));
+        ck_assert_ptr_nonnull(host[i]);
+        ck_assert_int_eq(d->allocate(d, (size_t)counts[i] * sizeof(float), &memory[i]), PS_OK);
+    }
+    static const int terms[] = {96, MOST};
+    for (int shape = 0; shape < 2; shape++) {
+        const int K = terms[shape];
+        float *const x = host[0], *const w = host[1], *const y = host[2], *const dy = host[3], *const dw = host[4];
+        for (int64_t i = 0; i < R; i++) {
+            const int exponent = i == ZERO_ROW ? -1000 : (int)(i * 37 % 121) - 60;
+            for (int p = 0; p < K; p++) {
+                x[i * K + p] = scaled(&random, exponent);
+            }
+            for (int j = 0; j < N; j++) {
+                dy[i * N + j] = scaled(&random, (i == ZERO_ROW ? 0 : -exponent) + j % 4);
+            }
+        }
+        for (int64_t i = 0; i < (int64_t)K * N; i++) {
+            w[i] = scaled(&random, (int)(i % N * 29 % 81) - 40 - (int)(i / N / 128) * 2); /* later terms are smaller */
+        }
+        const struct ps_tensor tx = ps_tensor_2d(memory[0], PS_F32, R, K), tw = ps_tensor_2d(memory[1], PS_F32, K, N),
+                               ty = ps_tensor_2d(memory[2], PS_F32, R, N), tdy = ps_tensor_2d(memory[3], PS_F32, R, N),
+                               tdw = ps_tensor_2d(memory[4], PS_F32, K, N);
+        for (int i = 0; i < 5; i++) {
+            const int64_t count = i == 0 ? (int64_t)R * K : i == 1 || i == 4 ? (int64_t)K * N : (int64_t)R * N;
+            ck_assert_int_eq(i == 2 || i == 4 ? PS_OK : d->upload(d, PS_COMPUTE, memory[i], host[i], (size_t)count * sizeof(float)),
+                             PS_OK);
+        }
+        ck_assert_msg(k->gemm(k, &(struct ps_gemm){ty, tx, tw, 1, 0}) == PS_OK, "%s", ps_error_message());
+        ck_assert_msg(k->gemm(k, &(struct ps_gemm){tdw, ps_tensor_transpose(tx, 0, 1), tdy, 1, 0}) == PS_OK, "%s",
+                      ps_error_message());
+        ck_assert_int_eq(d->download(d, PS_COMPUTE, y, memory[2], (size_t)R * N * sizeof(float)), PS_OK);
+        ck_assert_int_eq(d->download(d, PS_COMPUTE, dw, memory[4], (size_t)(K * N) * sizeof(float)), PS_OK);
+        for (int64_t i = 0; i < R; i += i < 16 ? 1 : 61) {
+            for (int j = 0; j < N; j++) {
+                compare_sum("rows", y[i * N + j], x + i * K, 1, w + j, N, K);
+            }
+        }
+        for (int p = 0; p < K; p += 7) {
+            for (int j = 0; j < N; j += 3) {
+                compare_sum("gradient", dw[p * N + j], x + p, K, dy + j, N, R);
+            }
+        }
+        x[NAN_ROW * K + 3] = NAN;
+        x[INFINITE_ROW * K + K - 1] = INFINITY;
+        ck_assert_int_eq(d->upload(d, PS_COMPUTE, memory[0], x, (size_t)R * (size_t)K * sizeof(float)), PS_OK);
+        ck_assert_msg(k->gemm(k, &(struct ps_gemm){ty, tx, tw, 1, 0}) == PS_OK, "%s", ps_error_message());
+        ck_assert_int_eq(d->download(d, PS_COMPUTE, y, memory[2], (size_t)R * N * sizeof(float)), PS_OK);
+        for (int64_t i = 0; i < (int64_t)R * N; i++) {
+            ck_assert_msg(isfinite(y[i]) == (i / N != NAN_ROW && i / N != INFINITE_ROW), "row %lld, column %lld of %d terms: %g",
+                          (long long)(i / N), (long long)(i % N), K, y[i]);
+        }
+    }
+    k->close(k);
+    for (int i = 0; i < 5; i++) {
+        d->release(d, memory[i], (size_t)counts[i] * sizeof(float));
+        free(host[i]);
+    }
+    d->close(d);
+}
+END_TEST
+
 /* A table of algorithms: made by one, used by another, and refused where it does not belong or is none. */
 START_TEST(test_tuning)
 {
@@ -500,6 +594,7 @@ int main(void)
         tcase_add_test(products, test_beside);
         tcase_add_test(products, test_tuning);
         tcase_add_loop_test(products, test_long_products, 0, 2);
+        tcase_add_test(products, test_scales);
         if (fused_encoder()) { /* on sm_90 */
             tcase_add_loop_test(products, test_gradients_together, 0, 2);
             tcase_add_loop_test(products, test_gradients_large, 0, 3);

@@ -1,29 +1,51 @@
 /* Products of float32 on Hopper's tensor cores where one operand is long: many rows times a weight of few terms, and a weight's
  * gradient, a sum over many rows. gemm/wgmma_float.cuh says how they are multiplied.
  *
- * Rows: c [m, n] = alpha a b + bias + beta addend with a [m, k] row by row, k <= 384. A block keeps the hi and lo of its columns of
- * b in shared memory (8 k N bytes), k permuted so that a lane's fragments of a are 16 consecutive bytes: a passes through stages of
- * shared memory that a warp has to itself, and is split in registers. Warpgroups take 64 rows each, on their own; while one splits
- * and adds, another multiplies. Bytes: 4 m (k + n), a again from L2 for every other tile of columns; 6 m n k FLOPs of tf32.
- * weather's q, k, v (112,896 x 384 x 128): 231 MB, 55 us at 4.2 TB/s; 33 GFLOP, 67 us at wgmma's 495 TFLOP/s. Measured 129 us in
- * fp32 (FFMA 310), 84 in tf32.
+ * Rows: c [m, n] = alpha a b + bias + beta addend with a [m, k] row by row, k <= 384. A block keeps its columns of b in shared
+ * memory (4 k N bytes), k permuted so that a lane's fragments of a are 16 consecutive bytes: a passes through stages of shared
+ * memory that a warp has to itself, and is split in registers. Warpgroups take 64 rows each, on their own; while one splits and
+ * adds, another multiplies. Bytes: 4 m (k + n), a again from L2 for every other tile of columns; 2 m n k FLOPs of tf32, in fp32
+ * 6 m n k of fp16. weather's q, k, v (112,896 x 384 x 128): 231 MB, 55 us at 4.2 TB/s; in fp32 33 GFLOP, 42 us at 797 TFLOP/s.
  *
  * Gradients: c [m, n] = alpha a' b + beta c with a [k, m], b [k, n] row by row, k long. A block takes 128 x N of c (N up to 128 in
- * fp32, 256 in tf32) and a slab of rows, 32 at a time: a passes through shared memory to registers, b is split and turned on its
- * way to shared memory, since wgmma reads tf32 with the summed dimension contiguous only. The sums of a's or b's columns come on
- * the way. Slabs' sums are added in a fixed order (gemm/split.cu).
+ * fp32, 256 in tf32) and a slab of rows, 32 at a time: a passes through shared memory to registers, b from there to shared memory
+ * again, in tf32 turned, since wgmma reads that with the summed dimension contiguous only, in fp32 split; a's rows take b's scales
+ * back before they get their own. The sums of a's or b's columns come on the way. Slabs' sums are added in a fixed order
+ * (gemm/split.cu).
  *
  * Why not cuBLASLt: its fp32 is FFMA's, 51 TFLOP/s at best; its first heuristic for tf32 moves 0.5 to 0.77 of the bytes a second
  * that a copy does, and for gradients depends on the workspace: with 16 MiB it does not split the sum, 17 ms instead of 0.1. */
 #include "kernels/cuda/gemm/product.cuh"
 #include "kernels/cuda/gemm/wgmma_float.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tensor_map.cuh"
+#include "kernels/cuda/tile/bulk.cuh"
 
 enum { ROWS = 64 }; /* of a warpgroup */
 
 static __device__ __forceinline__ void store_shared(uint32_t at, const uint32_t (&v)[4])
 {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+}
+
+static __device__ __forceinline__ void store_shared(uint32_t at, const uint32_t (&v)[2])
+{
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(v[0]), "r"(v[1]) : "memory");
+}
+
+static __device__ __forceinline__ void store_shared(uint32_t at, const uint32_t (&v)[1])
+{
+    ps_shared_store(at, v[0]);
+}
+
+static __device__ __forceinline__ void load_shared(float (&v)[2], uint32_t at)
+{
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(at) : "memory");
+}
+
+static __device__ __forceinline__ void load_shared(float (&v)[4], uint32_t at)
+{
+    *(uint4 *)v = ps_shared_load4(at);
 }
 
 static __device__ __forceinline__ float4 load_shared(uint32_t at)
@@ -50,17 +72,18 @@ static __global__ void __launch_bounds__(WARPGROUPS * 128, 1) rows_kernel(const 
 {
     ps_grid_begin();
     extern __shared__ uint8_t shared_memory[];
-    __shared__ float bias[N];
+    __shared__ float bias[N], unscale[EXACT ? N : 1]; /* unscale: b's columns' scales, to be taken back */
+    __shared__ int largest[N];
     const uint32_t shared = (ps_shared_address(shared_memory) + 1023u) & ~1023u;
     constexpr int PANEL = N * LINE;
-    const int n0 = (int)blockIdx.x % x.tiles_n * N, lo_bytes = x.pieces * PANEL;
+    const int n0 = (int)blockIdx.x % x.tiles_n * N;
     /* The same for a whole warp, and said so: else the compiler waits after every wgmma. */
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), lane = (int)threadIdx.x % 32, g = lane / 4, q = lane % 4;
     const int64_t groups = gridDim.x / x.tiles_n, tiles = (x.m + ROWS - 1) / ROWS, step = groups * WARPGROUPS;
     const int64_t first = warp / 4 * groups + blockIdx.x / x.tiles_n;
 
     /* A warp's rows pass through its own stages; 16-byte units of odd rows change places with those 64 bytes on. */
-    const uint32_t stages = shared + (EXACT ? 2 : 1) * lo_bytes + warp * (STAGES * WARP_STAGE);
+    const uint32_t stages = shared + x.pieces * PANEL + warp * (STAGES * WARP_STAGE);
     const uint32_t to = stages + lane / 8 * LINE + ((lane % 8) ^ (lane / 8 % 2 * 4)) * 16;
     const uint32_t from = stages + g * LINE + (q ^ (g % 2 * 4)) * 16;
     const int unit = lane % 8 * 4;
@@ -94,26 +117,57 @@ static __global__ void __launch_bounds__(WARPGROUPS * 128, 1) rows_kernel(const 
     for (int i = 0; i < STAGES - 1; i++) {
         fetch();
     }
-    /* b: 16 bytes hold the same quarter of 4 lanes' shares of 16. Neighbouring threads take neighbours in memory. */
+    /* b, 4 words of a line at a time: in fp32 8 terms' hi and, half a line on, their lo. Neighbouring threads take neighbours in
+     * memory. */
+    constexpr int UNITS = EXACT ? 4 : 8, TERMS = DEEP / UNITS; /* of a line; of a unit */
     const bool along_k = x.b_row == 1;
+    const auto each = [&](auto take) {
 #pragma unroll 4
-    for (int i = (int)threadIdx.x; i < x.pieces * 8 * N; i += WARPGROUPS * 128) {
-        const int column = along_k ? i / 8 % N : i % N, eighth = along_k ? i % 8 : i / N % 8, panel = i / N / 8;
-        const int k = panel * DEEP + eighth / 4 * 16 + eighth % 4;
-        const float *const b = x.b + k * x.b_row + (n0 + column) * x.b_column;
-        uint32_t hi[4], lo[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            ps_split<EXACT>(hi[j], lo[j], n0 + column < x.n && k + j * 4 < x.k ? b[j * 4 * x.b_row] : 0.0f);
+        for (int i = (int)threadIdx.x; i < x.pieces * UNITS * N; i += WARPGROUPS * 128) {
+            const int column = along_k ? i / UNITS % N : i % N, unit = along_k ? i % UNITS : i / N % UNITS, panel = i / N / UNITS;
+            const uint32_t line = shared + panel * PANEL + column * LINE;
+            take(column, panel * DEEP + unit * TERMS, line + (unit ^ column % 8) * 16, line + (unit + 4 ^ column % 8) * 16);
         }
-        const uint32_t at = shared + panel * PANEL + column * LINE + (eighth ^ column % 8) * 16;
-        store_shared(at, hi);
-        if (EXACT) {
-            store_shared(at + lo_bytes, lo);
-        }
-    }
+    };
     if ((int)threadIdx.x < N) {
         bias[threadIdx.x] = x.bias && n0 + (int)threadIdx.x < x.n ? x.bias[n0 + threadIdx.x] : 0.0f;
+        largest[threadIdx.x] = 0;
+    }
+    if (EXACT) {
+        __syncthreads();
+    }
+    each([&](int column, int first, uint32_t to, uint32_t lo_to) {
+        uint32_t v[TERMS];
+        float most = 0.0f;
+#pragma unroll
+        for (int t = 0; t < TERMS; t++) {
+            const int k = first / DEEP * DEEP + term_at<EXACT>(first % DEEP + t);
+            const float b = n0 + column < x.n && k < x.k ? x.b[k * x.b_row + (n0 + column) * x.b_column] : 0.0f;
+            most = fmaxf(most, fabsf(b));
+            v[t] = EXACT ? __float_as_uint(b) : ps_round_up(b);
+        }
+        store_shared(to, {v[0], v[1], v[2], v[3]});
+        if constexpr (EXACT) { /* as it is, until its column's scale is known */
+            store_shared(lo_to, {v[4], v[5], v[6], v[7]});
+            atomicMax(&largest[column], __float_as_int(most)); /* in any order, the same */
+        }
+    });
+    if constexpr (EXACT) {
+        __syncthreads();
+        if ((int)threadIdx.x < N) {
+            unscale[threadIdx.x] = scale_of(__int_as_float(largest[threadIdx.x])).from;
+        }
+        each([&](int column, int, uint32_t to, uint32_t lo_to) {
+            const float4 first = load_shared(to), second = load_shared(lo_to);
+            const float scale = scale_of(__int_as_float(largest[column])).to;
+            uint32_t hi[4], lo[4];
+            split_pair(hi[0], lo[0], scale * first.x, scale * first.y);
+            split_pair(hi[1], lo[1], scale * first.z, scale * first.w);
+            split_pair(hi[2], lo[2], scale * second.x, scale * second.y);
+            split_pair(hi[3], lo[3], scale * second.z, scale * second.w);
+            store_shared(to, hi);
+            store_shared(lo_to, lo);
+        });
     }
     ps_publish();
     __syncthreads();
@@ -130,28 +184,21 @@ static __global__ void __launch_bounds__(WARPGROUPS * 128, 1) rows_kernel(const 
             ps_copy_wait_group<STAGES - 2>();
             __syncwarp(); /* piece p is there, and all lanes have read the one before */
             fetch();
-            uint32_t hi[4][4], lo[4][4];
+            float v[2][8];
 #pragma unroll
-            for (int h = 0; h < 2; h++) { /* odd rows' first 16 of k lie 64 bytes on: as unit ^ 4 says */
-                const uint32_t at = stage * WARP_STAGE + (from ^ (h * 64));
-                const float4 upper = load_shared(at), lower = load_shared(at + 8 * LINE);
-                ps_split<EXACT>(hi[h * 2][0], lo[h * 2][0], upper.x);
-                ps_split<EXACT>(hi[h * 2][1], lo[h * 2][1], lower.x);
-                ps_split<EXACT>(hi[h * 2][2], lo[h * 2][2], upper.y);
-                ps_split<EXACT>(hi[h * 2][3], lo[h * 2][3], lower.y);
-                ps_split<EXACT>(hi[h * 2 + 1][0], lo[h * 2 + 1][0], upper.z);
-                ps_split<EXACT>(hi[h * 2 + 1][1], lo[h * 2 + 1][1], lower.z);
-                ps_split<EXACT>(hi[h * 2 + 1][2], lo[h * 2 + 1][2], upper.w);
-                ps_split<EXACT>(hi[h * 2 + 1][3], lo[h * 2 + 1][3], lower.w);
+            for (int i = 0; i < 4; i++) { /* odd rows' first 16 of k lie 64 bytes on: as unit ^ 4 says */
+                *(float4 *)&v[i / 2][i % 2 * 4] = load_shared(stage * WARP_STAGE + (from ^ (i % 2 * 64)) + i / 2 * 8 * LINE);
             }
+            struct left_part<EXACT> rows;
+            rows.split(v);
             stage = stage + 1 == STAGES ? 0 : stage + 1;
             const uint32_t panel = place + ((p * PANEL) >> 4);
             if constexpr (EXACT) {
-                piece<N, true>(part, hi, lo, panel, lo_bytes, 0);
+                piece<N, true>(part, rows, panel, LINE / 2, 0);
                 ps_wgmma_wait<0>();
-                add_to<N>(sum, part);
+                add_to<N>(sum, part, rows);
             } else {
-                piece<N, false>(sum, hi, lo, panel, 0, p);
+                piece<N, false>(sum, rows, panel, 0, p);
                 ps_wgmma_wait<0>();
             }
         }
@@ -165,6 +212,11 @@ static __global__ void __launch_bounds__(WARPGROUPS * 128, 1) rows_kernel(const 
                 old = *(const float2 *)(x.addend + (row + h * 8) * x.ldc + n0 + j * 8 + q * 2);
             }
             const float2 add = *(const float2 *)(bias + j * 8 + q * 2);
+            if (EXACT) {
+                const float2 back = *(const float2 *)(unscale + j * 8 + q * 2);
+                sum[j][h * 2] *= back.x;
+                sum[j][h * 2 + 1] *= back.y;
+            }
             sum[j][h * 2] = fmaf(x.beta, old.x, fmaf(x.alpha, sum[j][h * 2], add.x));
             sum[j][h * 2 + 1] = fmaf(x.beta, old.y, fmaf(x.alpha, sum[j][h * 2 + 1], add.y));
         }
@@ -186,139 +238,191 @@ static __global__ void __launch_bounds__(WARPGROUPS * 128, 1) rows_kernel(const 
 /* ---- a weight's gradient ---- */
 
 struct gradient {
-    const float *a, *b;
     float *partial; /* [slabs, slab]: tiles [tiles, HIGH, N] of c, then sums of a's or b's columns */
     int64_t slab;
     bool sum_a, sum_b;
     int64_t k, rows; /* rows of a slab, a multiple of DEEP */
-    int64_t lda, ldb;
     int m, n, tiles, tiles_n;
 };
 
 enum {
     HIGH = 128, /* rows of c, two warpgroups */
     THREADS = 256,
-    A_LINE = HIGH + 8 /* floats; lanes of a fragment read 32 banks */
+    BOX_COLUMNS = 32,
+    BOX = DEEP * BOX_COLUMNS * 4 /* bytes: DEEP rows, their 16-byte units exchanged by the row's number modulo 8 */
 };
 
-/* DEEP rows of both operands as they are, in floats. */
-template <int N> static constexpr int stage_floats = DEEP *(A_LINE + N);
+/* DEEP rows of both operands as they are. */
+template <int N> static constexpr int stage_bytes = (HIGH + N) / BOX_COLUMNS *BOX;
 template <int N> static constexpr int stages_of = N > 128 ? 3 : 4;
 
+/* While a piece is multiplied, the next one's b is made ready by all threads and then its a, which wants b's scales. Each step is
+ * one of several rows at once: what a lane loads, it waits for once. */
 template <int N, bool EXACT>
-static __global__ void __launch_bounds__(THREADS, 1) gradient_kernel(const __grid_constant__ struct gradient x)
+static __global__ void __launch_bounds__(THREADS, 1)
+    gradient_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
+                    const __grid_constant__ struct gradient x)
 {
-    ps_grid_begin();
     extern __shared__ uint8_t shared_memory[];
-    constexpr int PANEL = N * LINE, SIDE = PANEL * (EXACT ? 2 : 1), STAGE = stage_floats<N>, STAGES = stages_of<N>;
-    const uint32_t shared = (ps_shared_address(shared_memory) + 1023u) & ~1023u; /* b turned, twice; then the stages */
-    const uint32_t stages = shared + 2 * SIDE;
-    const float *const staged = (const float *)(shared_memory + (stages - ps_shared_address(shared_memory)));
+    /* b's side is a panel of lines along its rows, or, EXACT, of 64 columns each, panels of lines across them: hi's, then lo's. */
+    constexpr int SIDE = N * LINE, STAGE = stage_bytes<N>, STAGES = stages_of<N>;
+    __shared__ __align__(8) uint64_t barriers[STAGES];
+    __shared__ __align__(8) float b_scales[2][DEEP];                             /* EXACT: of b's rows, to be taken back */
+    const uint32_t shared = (ps_shared_address(shared_memory) + 1023u) & ~1023u; /* two sides of b; then the stages */
+    const uint32_t stages = shared + 2 * SIDE, full = ps_shared_address(barriers);
     const int tile = (int)blockIdx.x % x.tiles, m0 = tile / x.tiles_n * HIGH, n0 = tile % x.tiles_n * N;
     const int64_t first = (int64_t)(blockIdx.x / x.tiles) * x.rows;
     const int rows = (int)(x.k - first < x.rows ? x.k - first : x.rows), pieces = (rows + DEEP - 1) / DEEP;
-    const int lane = (int)threadIdx.x % 32, g = (int)threadIdx.x / 32 * 16 + lane / 4, q = lane % 4;
-    /* A thread copies 16 bytes of every 8th row of a and of every (1,024 / N)th of b, the same columns of each piece. */
-    constexpr int B_STEP = THREADS * 4 / N, A_STEP = THREADS * 4 / HIGH;
-    const int a_row = (int)threadIdx.x / (HIGH / 4), a_column = (int)threadIdx.x % (HIGH / 4) * 4;
-    const int b_row = (int)threadIdx.x / (N / 4), b_column = (int)threadIdx.x % (N / 4) * 4;
-    const int a_bytes = min(4, max(0, x.m - m0 - a_column)) * 4, b_bytes = min(4, max(0, x.n - n0 - b_column)) * 4;
-    const float *a_from = a_bytes ? x.a + (first + a_row) * x.lda + m0 + a_column : x.a;
-    const float *b_from = b_bytes ? x.b + (first + b_row) * x.ldb + n0 + b_column : x.b;
-    const uint32_t a_to = stages + (a_row * A_LINE + a_column) * 4, b_to = stages + (DEEP * A_LINE + b_row * N + b_column) * 4;
-    const int64_t a_step = a_bytes ? A_STEP * x.lda : 0, b_step = b_bytes ? B_STEP * x.ldb : 0;
-    int left = rows, fetch_stage = 0;
-    auto fetch = [&]() {
-        if (left > 0) {
-            const uint32_t stage = (uint32_t)fetch_stage * STAGE * 4;
-#pragma unroll
-            for (int i = 0; i < DEEP / A_STEP; i++) { /* rows beyond are not read */
-                ps_copy_async_part(a_to + stage + i * A_STEP * A_LINE * 4, a_from, i * A_STEP < left - a_row ? a_bytes : 0);
-                a_from += a_step;
-            }
-#pragma unroll
-            for (int i = 0; i < DEEP / B_STEP; i++) {
-                ps_copy_async_part(b_to + stage + i * B_STEP * N * 4, b_from, i * B_STEP < left - b_row ? b_bytes : 0);
-                b_from += b_step;
-            }
-            left -= DEEP;
-            fetch_stage = fetch_stage + 1 == STAGES ? 0 : fetch_stage + 1;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = warp * 16 + lane / 4, q = lane % 4;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            ps_mbarrier_init(full + 8 * i, 1);
         }
-        ps_copy_commit();
-    };
-    float a_sum[2] = {0, 0}, b_sum = 0;
-    /* A thread has SHARE neighbouring rows of a column. */
-    auto turn = [&](int p) {
-        constexpr int SHARE = DEEP * N / THREADS;
-        const int column = (int)threadIdx.x % N, row0 = (int)threadIdx.x / N * SHARE;
-        const float *const at = staged + p % STAGES * STAGE + DEEP * A_LINE + row0 * N + column;
+        ps_mbarrier_publish();
+    }
+    ps_grid_begin();
+    auto fetch = [&](int p) {
+        if (threadIdx.x == 0 && p < pieces) {
+            const uint32_t to = stages + p % STAGES * STAGE, barrier = full + 8 * (p % STAGES);
+            const int row = (int)first + p * DEEP;
+            ps_mbarrier_expect(barrier, STAGE);
 #pragma unroll
-        for (int u = 0; u < SHARE / 4; u++) {
-            uint32_t hi[4], lo[4];
-            float value[4];
+            for (int i = 0; i < HIGH / BOX_COLUMNS; i++) {
+                ps_tensor_copy2(to + i * BOX, &a_map, m0 + i * BOX_COLUMNS, row, barrier);
+            }
+#pragma unroll
+            for (int i = 0; i < N / BOX_COLUMNS; i++) {
+                ps_tensor_copy2(to + (HIGH / BOX_COLUMNS + i) * BOX, &b_map, n0 + i * BOX_COLUMNS, row, barrier);
+            }
+        }
+    };
+    auto arrived = [&](int p) { ps_mbarrier_wait(full + 8 * (p % STAGES), p / STAGES % 2); };
+    /* The address of a float of a stage's operand. */
+    auto place = [&](int p, int operand, int row, int column) {
+        return stages + p % STAGES * STAGE + operand + column / BOX_COLUMNS * BOX + row * LINE +
+               ((column % BOX_COLUMNS / 4 ^ row % 8) << 4) + column % 4 * 4;
+    };
+    constexpr int A = 0, B = HIGH / BOX_COLUMNS * BOX;
+    constexpr int WIDE = EXACT ? N / 32 : 1; /* columns whose sums a thread has */
+    float a_sum[2] = {0, 0}, b_sum[WIDE] = {};
+    auto turn = [&](int p) {
+        const uint32_t side = shared + p % 2 * SIDE;
+        if constexpr (EXACT) { /* a warp has 4 neighbouring rows, a lane as many neighbouring columns as it adds up */
+            const int column = lane * WIDE;
+            float v[4][WIDE];
+            struct scale scale[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                value[i] = at[(u * 4 + i) * N];
-                ps_split<EXACT>(hi[i], lo[i], value[i]);
+                load_shared(v[i], place(p, B, warp * 4 + i, column));
             }
-            b_sum += (value[0] + value[1]) + (value[2] + value[3]);
-            const uint32_t to = shared + p % 2 * SIDE + column * LINE + ((row0 / 4 + u) ^ column % 8) * 16;
-            store_shared(to, hi);
-            if (EXACT) {
-                store_shared(to + PANEL, lo);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float largest = 0.0f;
+#pragma unroll
+                for (int j = 0; j < WIDE; j++) {
+                    largest = fmaxf(largest, fabsf(v[i][j]));
+                }
+                scale[i] = scale_of(__uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest))));
+            }
+#pragma unroll
+            for (int j = 0; j < WIDE; j++) {
+                b_sum[j] += (v[0][j] + v[1][j]) + (v[2][j] + v[3][j]);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int row = warp * 4 + i;
+                uint32_t hi[WIDE / 2], lo[WIDE / 2];
+#pragma unroll
+                for (int j = 0; j < WIDE / 2; j++) {
+                    split_pair(hi[j], lo[j], scale[i].to * v[i][2 * j], scale[i].to * v[i][2 * j + 1]);
+                }
+                const uint32_t to =
+                    side + column / 64 * (DEEP * 128) + row * 128 + ((column % 64 / 8 ^ row % 8) << 4) + column % 8 * 2;
+                store_shared(to, hi);
+                store_shared(to + SIDE / 2, lo);
+                if (lane == 0) {
+                    b_scales[p % 2][row] = scale[i].from;
+                }
+            }
+        } else { /* a thread has SHARE neighbouring rows of a column; of every 8 the even ones come first, as in a lane's fragment
+                  */
+            constexpr int SHARE = DEEP * N / THREADS;
+            const int column = (int)threadIdx.x % N, row0 = (int)threadIdx.x / N * SHARE;
+#pragma unroll
+            for (int u = 0; u < SHARE / 4; u++) {
+                uint32_t hi[4];
+                float value[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    value[i] = __uint_as_float(ps_shared_load(place(p, B, row0 + u / 2 * 8 + 2 * i + u % 2, column)));
+                    hi[i] = ps_round_up(value[i]);
+                }
+                b_sum[0] += (value[0] + value[1]) + (value[2] + value[3]);
+                store_shared(side + column * LINE + ((row0 / 4 + u) ^ column % 8) * 16, hi);
             }
         }
         ps_publish();
     };
+    /* A lane has rows 2 q and 2 q + 1 of every 8: so the lanes' reads lie in different banks. */
+    auto read = [&](struct left_part<EXACT> &part, int p) {
+        float v[2][8];
 #pragma unroll
-    for (int p = 0; p < STAGES - 1; p++) {
-        fetch();
-    }
-    ps_copy_wait_group<STAGES - 2>();
-    __syncthreads();
-    turn(0);
-    float next[4][4]; /* a lane's elements of the piece that is multiplied next */
-    auto read = [&](int p) {
-        const float *const at = staged + p % STAGES * STAGE + q * A_LINE + g;
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            next[i / 4][i % 4] = at[(i / 4 * 8 + i % 4 / 2 * 4) * A_LINE + i % 2 * 8];
+        for (int j = 0; j < 8; j++) {
+            const int row = j / 2 * 8 + 2 * q + j % 2;
+            v[0][j] = __uint_as_float(ps_shared_load(place(p, A, row, g)));
+            v[1][j] = __uint_as_float(ps_shared_load(place(p, A, row, g + 8)));
         }
-    };
-    read(0);
-    const uint32_t place = ps_wgmma_place(shared);
-    float sum[N / 8][4], part[EXACT ? N / 8 : 1][4];
 #pragma unroll
-    for (int i = 0; i < N / 2; i++) {
-        sum[i / 4][i % 4] = 0.0f;
-    }
-    for (int p = 0; p < pieces; p++) {
-        ps_copy_wait_group<STAGES - 3>();
-        __syncthreads(); /* piece p is turned, p + 1 is there; b's other side and the stage before p's have been read */
-        fetch();
-        uint32_t hi[4][4], lo[4][4];
+        for (int i = 0; i < 2; i++) {
+            a_sum[i] += ((v[i][0] + v[i][1]) + (v[i][2] + v[i][3])) + ((v[i][4] + v[i][5]) + (v[i][6] + v[i][7]));
 #pragma unroll
-        for (int s = 0; s < 4; s++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                ps_split<EXACT>(hi[s][i], lo[s][i], next[s][i]);
+            for (int j = 0; EXACT && j < 8; j += 2) {
+                const float2 back = *(const float2 *)&b_scales[p % 2][j / 2 * 8 + 2 * q];
+                v[i][j] *= back.x;
+                v[i][j + 1] *= back.y;
             }
-            a_sum[0] += next[s][0] + next[s][2];
-            a_sum[1] += next[s][1] + next[s][3];
         }
-        const uint32_t panel = place + ((p % 2 * SIDE) >> 4);
+        part.split(v);
+    };
+    __syncthreads(); /* the barriers are there */
+    for (int p = 0; p < STAGES; p++) {
+        fetch(p);
+    }
+    arrived(0);
+    turn(0);
+    __syncthreads();
+    struct left_part<EXACT> now, next; /* a lane's parts of the pieces that are and will be multiplied */
+    read(now, 0);
+    const uint32_t sides = ps_wgmma_place(shared, EXACT ? DEEP * 128 : 0);
+    float sum[N / 8][4], part[EXACT ? N / 8 : 1][4];
+    ps_zero(sum);
+    auto multiply = [&](const struct left_part<EXACT> &rows, struct left_part<EXACT> &others, int p) {
+        __syncthreads(); /* piece p is turned; b's other side and p's stage have been read */
+        fetch(p + STAGES);
+        const uint32_t panel = sides + ((p % 2 * SIDE) >> 4);
         if constexpr (EXACT) {
-            piece<N, true>(part, hi, lo, panel, PANEL, 0);
+            piece<N, true, 1>(part, rows, panel, SIDE / 2, 0);
         } else {
-            piece<N, false>(sum, hi, lo, panel, 0, 1);
+            piece<N, false>(sum, rows, panel, 0, 1);
         }
         if (p + 1 < pieces) {
+            arrived(p + 1);
             turn(p + 1);
-            read(p + 1);
+            if (EXACT) {
+                __syncthreads(); /* its scales */
+            }
+            read(others, p + 1);
         }
         ps_wgmma_wait<0>();
         if constexpr (EXACT) {
-            add_to<N>(sum, part);
+            ps_pin(part);
+            add_to<N>(sum, part, rows);
+        }
+    };
+    for (int p = 0; p < pieces; p += 2) {
+        multiply(now, next, p);
+        if (p + 1 < pieces) {
+            multiply(next, now, p + 1);
         }
     }
     float *const slab = x.partial + (blockIdx.x / x.tiles) * x.slab, *const sums = slab + x.tiles * (HIGH * N);
@@ -335,12 +439,15 @@ static __global__ void __launch_bounds__(THREADS, 1) gradient_kernel(const __gri
     if (x.sum_b && m0 == 0) { /* of the threads that share a column */
         float *const shares = (float *)(shared_memory + (shared - ps_shared_address(shared_memory)));
         __syncthreads();
-        shares[threadIdx.x] = b_sum;
+#pragma unroll
+        for (int j = 0; j < WIDE; j++) {
+            shares[(int)threadIdx.x * WIDE + j] = b_sum[j];
+        }
         __syncthreads();
         if ((int)threadIdx.x < N && n0 + (int)threadIdx.x < x.n) {
             float sum = shares[threadIdx.x];
 #pragma unroll
-            for (int i = N; i < THREADS; i += N) {
+            for (int i = N; i < THREADS * WIDE; i += N) {
                 sum += shares[threadIdx.x + i];
             }
             sums[n0 + threadIdx.x] = sum;
@@ -366,9 +473,9 @@ static bool served(const struct ps_cuda_context *context, const struct ps_produc
     return context->compute_capability == 90 && p->type == PS_F32 && p->batch[0] * p->batch[1] == 1;
 }
 
-static int64_t rows_bytes(int64_t k, int64_t columns, bool exact, int warpgroups, int stages)
+static int64_t rows_bytes(int64_t k, int64_t columns, int warpgroups, int stages)
 {
-    return ceil_div(k, DEEP) * LINE * columns * (exact ? 2 : 1) + warpgroups * 4 * stages * WARP_STAGE + columns * 4 + 1024;
+    return ceil_div(k, DEEP) * LINE * columns + warpgroups * 4 * stages * WARP_STAGE + columns * 12 + 1024;
 }
 
 /* From so many terms on gemm/wgmma_long.cu is the faster, in fp32 from fewer where columns are many too. */
@@ -379,16 +486,16 @@ bool ps_cuda_rows_wanted(const struct ps_kernels *k, const struct ps_product *p)
     const bool few =
         p->k <= MOST_TERMS && !(ps_cuda_exact(k) && p->k > MOST_TERMS_WIDE && p->n > WIDE && ps_cuda_long_wanted(k, p));
     return few && served(context, p) && p->m >= 1024 && p->n >= 32 && p->n <= 64 * (int64_t)context->multiprocessors &&
-           p->n % 2 == 0 && p->k % 4 == 0 && rows_bytes(p->k, 64, ps_cuda_exact(k), 2, 2) <= context->shared_bytes &&
-           p->a.column == 1 && p->c.column == 1 && aligned(p->a.data, p->a.row, 4) && aligned(p->c.data, p->c.row, 2) &&
-           aligned(p->addend, 0, 2) && aligned(p->bias, 0, 2);
+           p->n % 2 == 0 && p->k % 4 == 0 && rows_bytes(p->k, 64, 2, 2) <= context->shared_bytes && p->a.column == 1 &&
+           p->c.column == 1 && aligned(p->a.data, p->a.row, 4) && aligned(p->c.data, p->c.row, 2) && aligned(p->addend, 0, 2) &&
+           aligned(p->bias, 0, 2);
 }
 
 template <int N, int WARPGROUPS, int STAGES, bool EXACT>
 static enum ps_status rows_launch(const struct ps_cuda_context *context, const struct rows_product &x)
 {
     void (*const kernel)(struct rows_product) = rows_kernel<N, WARPGROUPS, STAGES, EXACT>;
-    const int bytes = (int)rows_bytes(x.k, N, EXACT, WARPGROUPS, STAGES);
+    const int bytes = (int)rows_bytes(x.k, N, WARPGROUPS, STAGES);
     const int64_t tiles = ceil_div(x.m, ROWS), groups = context->multiprocessors / x.tiles_n;
     PS_TRY(ps_cuda_allow_shared((const void *)kernel, bytes, "gemm"));
     ps_cuda_launch(context, kernel, (unsigned)((tiles < groups ? tiles : groups) * x.tiles_n), WARPGROUPS * 128, (size_t)bytes, x);
@@ -416,24 +523,27 @@ enum ps_status ps_cuda_rows_product(const struct ps_kernels *k, const struct ps_
     x.alpha = p->alpha;
     x.beta = p->beta;
     const int64_t limit = context->shared_bytes;
-    const bool wide = p->n > 64 && rows_bytes(p->k, 128, exact, exact ? 2 : 3, 4) <= limit;
+    const bool wide = p->n > 64 && rows_bytes(p->k, 128, exact ? 2 : 3, 4) <= limit;
     x.tiles_n = (int)ceil_div(p->n, wide ? 128 : 64);
     if (exact) {
-        return wide                                        ? rows_launch<128, 2, 4, true>(context, x)
-               : rows_bytes(p->k, 64, true, 3, 4) <= limit ? rows_launch<64, 3, 4, true>(context, x)
-                                                           : rows_launch<64, 2, 2, true>(context, x);
+        return wide ? rows_launch<128, 2, 4, true>(context, x) : rows_launch<64, 3, 4, true>(context, x);
     }
     return wide ? rows_launch<128, 3, 4, false>(context, x) : rows_launch<64, 4, 4, false>(context, x);
 }
 
-/* Columns of a tile, of n: c is turned where it is wider than high. In tf32 as many as registers allow, unless the last tile would
- * be half empty. */
+/* Columns of a tile, of n. In tf32 as many as registers allow, unless the last tile would be half empty. */
 static int gradient_width(const struct ps_kernels *k, int64_t n)
 {
     return !ps_cuda_exact(k) && (n - 1) % 256 >= 128 ? 256 : n > 64 ? 128 : 64;
 }
 
-/* Floats of a slab's partial sums, of c [m, n], m >= n: tiles, and behind them so many sums of columns. */
+/* Whether c is turned, since it has no more rows than a narrow tile has columns. */
+static bool gradient_turned(const struct ps_product *p)
+{
+    return p->m <= 64 && p->m < p->n;
+}
+
+/* Floats of a slab's partial sums, of c [m, n]: tiles, and behind them so many sums of columns. */
 static int64_t gradient_slab(int64_t m, int64_t n, int width, int sums)
 {
     return ceil_div(m, HIGH) * ceil_div(n, width) * HIGH * width + sums;
@@ -443,12 +553,13 @@ static int64_t gradient_slab(int64_t m, int64_t n, int width, int sums)
 bool ps_cuda_gradient_wanted(const struct ps_kernels *k, const struct ps_product *p)
 {
     const struct ps_cuda_context *context = ps_cuda(k);
-    const int64_t m = p->m > p->n ? p->m : p->n, n = p->m > p->n ? p->n : p->m;
+    const bool turned = gradient_turned(p);
+    const int64_t m = turned ? p->n : p->m, n = turned ? p->m : p->n;
     const int64_t slab = gradient_slab(m, n, gradient_width(k, n), ps_cuda_split_sums(p->sums, p->n));
     const bool few = ps_cuda_exact(k) || ceil_div(m, HIGH) * ceil_div(n, 64) <= 2 * context->multiprocessors;
-    return served(context, p) && p->k >= 1024 && n >= 32 && few && slab * (int64_t)sizeof(float) <= PS_FLOAT_WORKSPACE &&
-           p->a.row == 1 && p->b.column == 1 && !p->bias && !p->addend && aligned(p->a.data, p->a.column, 4) &&
-           aligned(p->b.data, p->b.row, 4);
+    return served(context, p) && p->k >= 1024 && p->k < INT32_MAX - 1024 && m >= 32 && n >= 32 && few &&
+           slab * (int64_t)sizeof(float) <= PS_FLOAT_WORKSPACE && p->a.row == 1 && p->b.column == 1 && !p->bias && !p->addend &&
+           aligned(p->a.data, p->a.column, 4) && aligned(p->b.data, p->b.row, 4);
 }
 
 template <int N, bool EXACT>
@@ -457,14 +568,13 @@ static enum ps_status gradient_launch(const struct ps_cuda_context *context, con
     size_t workspace_bytes;
     void *const workspace = ps_cuda_gemm_workspace(context, &workspace_bytes);
     struct gradient x = {};
-    void (*const kernel)(struct gradient) = gradient_kernel<N, EXACT>;
-    const int bytes = 2 * N * LINE * (EXACT ? 2 : 1) + stages_of<N> * stage_floats<N> * (int)sizeof(float) + 1024;
-    x.a = (const float *)p->a.data;
-    x.b = (const float *)p->b.data;
+    auto *const kernel = gradient_kernel<N, EXACT>;
+    const int bytes = 2 * N * LINE + stages_of<N> * stage_bytes<N> + 1024;
+    CUtensorMap a, b;
+    PS_TRY(ps_tensor_map_2d_float(&a, p->a.data, p->k, p->m, 4 * p->a.column, DEEP, BOX_COLUMNS));
+    PS_TRY(ps_tensor_map_2d_float(&b, p->b.data, p->k, p->n, 4 * p->b.row, DEEP, BOX_COLUMNS));
     x.partial = (float *)workspace;
     x.k = p->k;
-    x.lda = p->a.column;
-    x.ldb = p->b.row;
     x.m = (int)p->m;
     x.n = (int)p->n;
     x.tiles_n = (int)ceil_div(p->n, N);
@@ -494,7 +604,7 @@ static enum ps_status gradient_launch(const struct ps_cuda_context *context, con
     x.rows = ceil_div(ceil_div(p->k, slabs), DEEP) * DEEP;
     slabs = ceil_div(p->k, x.rows);
     PS_TRY(ps_cuda_allow_shared((const void *)kernel, bytes, "gemm"));
-    ps_cuda_launch(context, kernel, (unsigned)(slabs * x.tiles), THREADS, (size_t)bytes, x);
+    ps_cuda_launch(context, kernel, (unsigned)(slabs * x.tiles), THREADS, (size_t)bytes, a, b, x);
     PS_TRY(ps_cuda_check(cudaGetLastError(), "gemm"));
     return ps_cuda_split_sum(context, p, x.partial, (int)slabs, HIGH, N, n_sums);
 }
@@ -503,7 +613,7 @@ enum ps_status ps_cuda_gradient_product(const struct ps_kernels *k, const struct
 {
     const struct ps_cuda_context *context = ps_cuda(k);
     struct ps_product p = *product;
-    const bool turned = p.m < p.n; /* tiles are higher than wide */
+    const bool turned = gradient_turned(product);
     if (turned) {
         p.m = product->n;
         p.n = product->m;

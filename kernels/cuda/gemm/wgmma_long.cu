@@ -1,16 +1,16 @@
 /* Products of float32 on Hopper's tensor cores, many rows times a weight of many terms, with what follows them done on the way out:
  * c [m, n] = a b with a [m, k] row by row (ps_gemm_bias, ps_gemm_finish). gemm/wgmma_float.cuh says how they are multiplied.
  *
- * wgmma reads tf32 with the summed dimension contiguous only, and as it lies, not rounded. So the weight is made ready first, a
- * kernel of its own: turned where it lies the other way, split, its terms in the order of a lane's fragments. A block then takes
- * tiles of 128 rows by N columns, in tf32 up to 256, in fp32 up to 128. The copy engine brings 32 terms at a time to a ring of
- * stages, the weight's panels by halves to both blocks of a pair; two warpgroups take 64 rows each, split their rows in registers
- * and multiply them with the weight's panel. Sums go out through shared memory, 32 columns at a time, in a loop that is not
- * unrolled; from there a lane takes 4 neighbouring columns of four rows.
+ * wgmma reads tf32 with the summed dimension contiguous only, and as it lies, not rounded. So the weight is made ready first, by
+ * kernels of its own: turned where it lies the other way, rounded or split, its terms in the order of a lane's fragments. A block
+ * then takes tiles of 128 rows by N columns, in tf32 up to 256, in fp32 up to 128. The copy engine brings 32 terms at a time to a
+ * ring of stages, the weight's panels by halves to both blocks of a pair; two warpgroups take 64 rows each, split their rows in
+ * registers and multiply them with the weight's panel. Sums go out through shared memory, 32 columns at a time, in a loop that is
+ * not unrolled; from there a lane takes 4 neighbouring columns of four rows.
  *
  * Bytes: 4 m (k + n), 4 m n for each tensor beside c, and 12 k n (fp32: 16) for the weight; a again from L2 for every other tile of
- * columns, the weight for every tile of rows. FLOPs of tf32: 2 m n k, in fp32 6 m n k. Few terms are bound by memory, from 512 on
- * the tensor cores.
+ * columns, the weight for every tile of rows. FLOPs: 2 m n k of tf32, in fp32 6 m n k of fp16. Few terms are bound by memory, from
+ * 512 on the tensor cores.
  *
  * Why not cuBLASLt: its fp32 is FFMA's, 51 TFLOP/s at best; in tf32 its first heuristic moves 0.5 to 0.77 of the bytes a second
  * that a copy does, and what follows are passes of their own. */
@@ -39,40 +39,93 @@ struct long_product {
     int64_t m, ldc;
     int n, k, tiles_n, places, pieces, first, stages; /* pairs of tiles; the slice's first column; of the ring */
     float *c, *kept;                                  /* kept: the slope; NULL: not wanted */
-    const float *addend, *bias;
-    float alpha, beta; /* SUM's */
+    const float *addend, *bias, *from;                /* from: of the slice's columns, fp32's scales to be taken back */
+    float alpha, beta;                                /* SUM's */
     struct ps_dropout dropout;
     enum ps_activation activation;
 };
 
 /* ---- the weight, made ready ---- */
 
-/* b [k, n], a slice's columns, to hi and, EXACT, lo [columns, terms], zeros beyond its edges: terms in a whole number of panels, of
- * which every 16 lie as a lane's fragments of a want them, term 4 j + i in place of 4 i + j. */
-template <bool EXACT>
-static __global__ void __launch_bounds__(256)
-    prepare_kernel(const float *b, int64_t b_row, int64_t b_column, int k, int n, float *hi, float *lo, int terms)
+struct weight {
+    const float *b; /* [k, n]: a slice's columns; beyond its edges zeros are taken */
+    int64_t row, column;
+    int k, n, pieces, columns, slabs; /* of DEEP terms; of whole tiles; parts of k */
+    float *to;                        /* [columns, pieces] lines */
+    float *from, *largest;            /* fp32: [columns], [slabs, columns] */
+};
+
+enum { MOST_SLABS = 8, SLAB = 128, PREPARING = 256 }; /* terms of a slab at least; threads */
+
+/* A slab's largest magnitudes of 32 columns. */
+static __global__ void __launch_bounds__(PREPARING) largest_kernel(const __grid_constant__ struct weight w)
 {
     ps_grid_begin();
-    __shared__ float tile[32][33]; /* [column][term] */
-    const int x = (int)threadIdx.x % 32, y = (int)threadIdx.x / 32, k0 = (int)blockIdx.x * 32, n0 = (int)blockIdx.y * 32;
-    const bool along_k = b_row == 1;
-#pragma unroll
-    for (int i = y; i < 32; i += 8) {
-        const int column = along_k ? i : x, term = along_k ? x : i;
-        const bool there = n0 + column < n && k0 + term < k;
-        tile[column][term] = there ? b[(k0 + term) * b_row + (n0 + column) * b_column] : 0.0f;
+    __shared__ int largest[32];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, column0 = (int)blockIdx.x * 32;
+    const int slab = (w.k + w.slabs - 1) / w.slabs, k0 = (int)blockIdx.y * slab, k1 = min(w.k, k0 + slab);
+    if (warp == 0) {
+        largest[lane] = 0;
     }
     __syncthreads();
-#pragma unroll
-    for (int i = y; i < 32; i += 8) {
-        uint32_t high, low;
-        ps_split<EXACT>(high, low, tile[i][x / 16 * 16 + x % 4 * 4 + x % 16 / 4]);
-        const int64_t to = (int64_t)(n0 + i) * terms + k0 + x;
-        hi[to] = __uint_as_float(high);
-        if (EXACT) {
-            lo[to] = __uint_as_float(low);
+    /* Lanes take neighbours in memory: of terms, or of columns. */
+    const bool along_k = w.row == 1;
+    const int column_step = along_k ? PREPARING / 32 : 32, k_step = along_k ? 32 : PREPARING / 32;
+    for (int column = along_k ? warp : lane; column < 32 && column0 + column < w.n; column += column_step) {
+        float most = 0.0f;
+#pragma unroll 4
+        for (int k = k0 + (along_k ? lane : warp); k < k1; k += k_step) {
+            most = fmaxf(most, fabsf(w.b[k * w.row + (column0 + column) * w.column]));
         }
+        atomicMax(&largest[column], __float_as_int(most)); /* in any order, the same */
+    }
+    __syncthreads();
+    if (warp == 0) {
+        w.largest[blockIdx.y * w.columns + column0 + lane] = __int_as_float(largest[lane]);
+    }
+}
+
+/* A thread's 4 words of a line: in fp32 8 terms' hi and, half a line on, their lo. */
+template <bool EXACT> static __global__ void __launch_bounds__(PREPARING) prepare_kernel(const __grid_constant__ struct weight w)
+{
+    ps_grid_begin();
+    constexpr int UNITS = EXACT ? 4 : 8, TERMS = DEEP / UNITS; /* of a line; of a unit */
+    const int i = (int)(blockIdx.x * PREPARING + threadIdx.x), units = w.pieces * UNITS;
+    const bool along_k = w.row == 1;
+    const int column = along_k ? i / units : i % w.columns, unit = along_k ? i % units : i / w.columns;
+    if (i >= units * w.columns) {
+        return;
+    }
+    struct scale scale = {1.0f, 1.0f};
+    if constexpr (EXACT) {
+        float largest = 0.0f;
+        for (int slab = 0; slab < w.slabs; slab++) {
+            largest = fmaxf(largest, w.largest[slab * w.columns + column]);
+        }
+        scale = scale_of(largest);
+        if (unit == 0) {
+            w.from[column] = scale.from;
+        }
+    }
+    float x[TERMS];
+#pragma unroll
+    for (int t = 0; t < TERMS; t++) {
+        const int k = unit / UNITS * DEEP + term_at<EXACT>(unit % UNITS * TERMS + t);
+        x[t] = column < w.n && k < w.k ? scale.to * w.b[k * w.row + column * w.column] : 0.0f;
+    }
+    uint32_t *const to = (uint32_t *)w.to + ((int64_t)column * w.pieces + unit / UNITS) * DEEP + unit % UNITS * 4;
+    uint32_t hi[4], lo[4] = {};
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+        if constexpr (EXACT) {
+            split_pair(hi[t], lo[t], x[2 * t], x[2 * t + 1]);
+        } else {
+            hi[t] = ps_round_up(x[t]);
+        }
+    }
+    *(uint4 *)to = make_uint4(hi[0], hi[1], hi[2], hi[3]);
+    if (EXACT) {
+        *(uint4 *)(to + DEEP / 2) = make_uint4(lo[0], lo[1], lo[2], lo[3]);
     }
 }
 
@@ -176,7 +229,10 @@ static __device__ __forceinline__ void finish_rows(const struct long_product &x,
             }
         }
         __syncwarp();
-        float v[LINES][4], beside[LINES][4], bias[4] = {};
+        float v[LINES][4], beside[LINES][4], bias[4] = {}, from[4] = {};
+        if (EXACT) {
+            *(float4 *)from = *(const float4 *)(x.from + own.column - x.first);
+        }
         if (FINISH != PS_FINISH_SLOPE && x.bias && own.column < x.n) {
             *(float4 *)bias = *(const float4 *)(x.bias + own.column);
         }
@@ -185,6 +241,10 @@ static __device__ __forceinline__ void finish_rows(const struct long_product &x,
             const int line = i * 4 + lane / 8;
             *(uint4 *)v[i] = ps_shared_load4(room + line * LINE + ((lane % 8 ^ line % 4 * 2) << 4));
             *(float4 *)beside[i] = *(const float4 *)next[i];
+#pragma unroll
+            for (int j = 0; EXACT && j < 4; j++) {
+                v[i][j] *= from[j];
+            }
         }
         if (part + 1 < PARTS) {
             fetch<FINISH>(next, x, spot_of(part + 1));
@@ -240,23 +300,17 @@ static __device__ __forceinline__ void finish_rows(const struct long_product &x,
 
 /* Bytes of a stage: rows of a in two boxes of 16 terms, then the weight's panel. */
 enum { LEFT = ROWS * LINE };
-template <int N, bool EXACT> static constexpr int stage_bytes = LEFT + N *LINE *(EXACT ? 2 : 1);
+template <int N> static constexpr int stage_bytes = LEFT + N *LINE;
 
 /* A lane's fragments of 64 rows of a stage, from `from` on: its four of every 16 terms of two rows. */
-template <bool EXACT> static __device__ __forceinline__ void read_rows(uint32_t (&hi)[4][4], uint32_t (&lo)[4][4], uint32_t from)
+template <bool EXACT> static __device__ __forceinline__ void read_rows(struct left_part<EXACT> &rows, uint32_t from)
 {
+    float x[2][8];
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const uint4 upper = ps_shared_load4(from + h * (LEFT / 2)), lower = ps_shared_load4(from + h * (LEFT / 2) + 8 * (LINE / 2));
-        ps_split<EXACT>(hi[h * 2][0], lo[h * 2][0], __uint_as_float(upper.x));
-        ps_split<EXACT>(hi[h * 2][1], lo[h * 2][1], __uint_as_float(lower.x));
-        ps_split<EXACT>(hi[h * 2][2], lo[h * 2][2], __uint_as_float(upper.y));
-        ps_split<EXACT>(hi[h * 2][3], lo[h * 2][3], __uint_as_float(lower.y));
-        ps_split<EXACT>(hi[h * 2 + 1][0], lo[h * 2 + 1][0], __uint_as_float(upper.z));
-        ps_split<EXACT>(hi[h * 2 + 1][1], lo[h * 2 + 1][1], __uint_as_float(lower.z));
-        ps_split<EXACT>(hi[h * 2 + 1][2], lo[h * 2 + 1][2], __uint_as_float(upper.w));
-        ps_split<EXACT>(hi[h * 2 + 1][3], lo[h * 2 + 1][3], __uint_as_float(lower.w));
+    for (int i = 0; i < 4; i++) {
+        *(uint4 *)&x[i / 2][i % 2 * 4] = ps_shared_load4(from + i % 2 * (LEFT / 2) + i / 2 * 8 * (LINE / 2));
     }
+    rows.split(x);
 }
 
 /* Two warpgroups have 64 rows of each tile: one multiplies while the other splits its rows and adds. */
@@ -267,7 +321,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ uint8_t memory[];
     __shared__ __align__(8) uint64_t barriers[2 * MOST_STAGES];
-    constexpr int STAGE = stage_bytes<N, EXACT>;
+    constexpr int STAGE = stage_bytes<N>;
     const uint32_t ring = (ps_shared_address(memory) + 1023u) & ~1023u, rooms = ring + x.stages * STAGE;
     const uint32_t full = ps_shared_address(barriers), empty = full + 8 * MOST_STAGES;
     /* The same for a whole warp, and said so: else the compiler waits after every wgmma. */
@@ -300,9 +354,6 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 ps_tensor_copy2(to, &a_map, p * DEEP, row, barrier);
                 ps_tensor_copy2(to + LEFT / 2, &a_map, p * DEEP + DEEP / 2, row, barrier);
                 ps_tensor_copy2_to(share, &b_map, p * DEEP, column, barrier, (1 << PAIR) - 1);
-                if (EXACT) { /* lo's lines follow all of hi's */
-                    ps_tensor_copy2_to(share + N * LINE, &b_map, p * DEEP, x.tiles_n * N + column, barrier, (1 << PAIR) - 1);
-                }
                 if (++stage == x.stages) {
                     stage = 0;
                     parity ^= 1;
@@ -317,9 +368,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
         const uint32_t right = ps_wgmma_place((ring & 0x3ffff) + LEFT);
         int stage = 0, coming = 0; /* of the product; of the rows that are read next */
         uint32_t parity = 0;
-        auto read = [&](uint32_t(&hi)[4][4], uint32_t(&lo)[4][4]) {
+        auto read = [&](struct left_part<EXACT> &rows) {
             ps_mbarrier_wait(full + 8 * coming, parity);
-            read_rows<EXACT>(hi, lo, from + coming * STAGE);
+            read_rows<EXACT>(rows, from + coming * STAGE);
             if (++coming == x.stages) {
                 coming = 0;
                 parity ^= 1;
@@ -335,33 +386,32 @@ static __global__ void __launch_bounds__(THREADS, 1)
             stage = stage + 1 == x.stages ? 0 : stage + 1;
         };
         for (int place = first; place < x.places; place += stride) {
-            uint32_t now[4][4], next[4][4]; /* fp32: hi, lo; tf32: the next rows are read while these are multiplied */
-            float sum[N / 8][4];
-            if constexpr (EXACT) {
-                float part[N / 8][4];
-                ps_zero(sum);
-                for (int p = 0; p < x.pieces; p++) {
-                    read(now, next);
-                    piece<N, true>(part, now, next, right + (stage * STAGE >> 4), N * LINE, 0);
-                    leave();
-                    ps_pin(part);
-                    add_to<N>(sum, part);
+            struct left_part<EXACT> now, next; /* the next rows are read while these are multiplied */
+            float sum[N / 8][4], part[EXACT ? N / 8 : 1][4];
+            auto multiply = [&](const struct left_part<EXACT> &rows, struct left_part<EXACT> &others, int p) {
+                const uint32_t panel = right + (stage * STAGE >> 4);
+                if constexpr (EXACT) {
+                    piece<N, true>(part, rows, panel, LINE / 2, 0);
+                } else {
+                    piece<N, false>(sum, rows, panel, 0, p);
                 }
-            } else {
-                uint32_t nothing[4][4];
-                auto multiply = [&](const uint32_t(&rows)[4][4], uint32_t(&others)[4][4], int p) {
-                    piece<N, false>(sum, rows, nothing, right + (stage * STAGE >> 4), 0, p);
-                    if (p + 1 < x.pieces) {
-                        read(others, nothing);
-                    }
-                    leave();
-                };
-                read(now, nothing);
-                for (int p = 0; p < x.pieces; p += 2) {
-                    multiply(now, next, p);
-                    if (p + 1 < x.pieces) {
-                        multiply(next, now, p + 1);
-                    }
+                if (p + 1 < x.pieces) {
+                    read(others);
+                }
+                leave();
+                if constexpr (EXACT) {
+                    ps_pin(part);
+                    add_to<N>(sum, part, rows);
+                }
+            };
+            if (EXACT) {
+                ps_zero(sum);
+            }
+            read(now);
+            for (int p = 0; p < x.pieces; p += 2) {
+                multiply(now, next, p);
+                if (p + 1 < x.pieces) {
+                    multiply(next, now, p + 1);
                 }
             }
             ps_pin(sum);
@@ -382,7 +432,7 @@ static bool aligned(const void *data, int64_t stride)
 
 static bool serves(const struct ps_kernels *k, const struct ps_product *p)
 {
-    enum { MOST_TERMS = PS_FLOAT_WORKSPACE / 1024 }; /* of a tile: 128 columns of hi and lo, or 256 */
+    enum { MOST_TERMS = PS_FLOAT_WORKSPACE / 1024 }; /* of a tile of 256 columns */
     return ps_cuda(k)->compute_capability == 90 && p->type == PS_F32 && p->batch[0] * p->batch[1] == 1 && p->n % 4 == 0 &&
            p->k % 4 == 0 && p->k <= MOST_TERMS && (p->m + 512) * (p->n + 256) < (int64_t)1 << 43 && p->m < INT32_MAX - 512 &&
            p->a.column == 1 && p->c.column == 1 && (p->b.column == 1 || p->b.row == 1) && aligned(p->a.data, p->a.row) &&
@@ -408,12 +458,18 @@ bool ps_cuda_long_finishes(const struct ps_kernels *k, const struct ps_product *
 template <int N, bool EXACT, enum ps_finish FINISH>
 static enum ps_status launch(const struct ps_cuda_context *c, const char *op, const struct ps_product *p, struct long_product x)
 {
-    constexpr int STAGE = stage_bytes<N, EXACT>;
+    constexpr int STAGE = stage_bytes<N>;
     size_t bytes;
-    float *const hi = (float *)ps_cuda_gemm_workspace(c, &bytes);
+    struct weight w = {};
+    w.to = (float *)ps_cuda_gemm_workspace(c, &bytes);
     auto *const kernel = long_kernel<N, EXACT, FINISH>;
     x.pieces = (int)ceil_div(x.k, DEEP);
-    const int64_t terms = (int64_t)x.pieces * DEEP, tile_bytes = terms * 4 * N * (EXACT ? 2 : 1);
+    w.pieces = x.pieces;
+    w.k = x.k;
+    w.slabs = (int)(ceil_div(x.k, SLAB) < MOST_SLABS ? ceil_div(x.k, SLAB) : MOST_SLABS);
+    w.row = p->b.row;
+    w.column = p->b.column;
+    const int64_t terms = (int64_t)x.pieces * DEEP, tile_bytes = N * 4 * (terms + (EXACT ? 1 + MOST_SLABS : 0));
     const int64_t most = (int64_t)bytes / tile_bytes, all = ceil_div(x.n, N); /* tiles of columns: made ready at once; there are */
     if (most < 1) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): %d terms of a weight do not fit the workspace", op, x.k);
@@ -428,13 +484,20 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
         x.first = (int)first * N;
         x.tiles_n = (int)(all - first < most ? all - first : most);
         x.places = (int)ceil_div(x.m, PAIR * ROWS) * x.tiles_n;
-        const int64_t columns = (int64_t)x.tiles_n * N;
+        w.columns = x.tiles_n * N;
+        w.n = x.n - x.first;
+        w.b = (const float *)p->b.data + x.first * p->b.column;
+        w.from = w.to + w.columns * terms;
+        w.largest = w.from + w.columns;
+        x.from = w.from;
         const int pairs = c->multiprocessors / PAIR;
-        ps_cuda_launch(c, prepare_kernel<EXACT>, dim3((unsigned)x.pieces, (unsigned)(columns / 32)), 256, 0,
-                       (const float *)p->b.data + x.first * p->b.column, p->b.row, p->b.column, x.k, x.n - x.first, hi,
-                       hi + terms * columns, (int)terms);
+        if (EXACT) {
+            ps_cuda_launch(c, largest_kernel, dim3((unsigned)w.columns / 32, (unsigned)w.slabs), PREPARING, 0, w);
+        }
+        ps_cuda_launch(c, prepare_kernel<EXACT>, (unsigned)ceil_div((int64_t)w.columns * w.pieces * (EXACT ? 4 : 8), PREPARING),
+                       PREPARING, 0, w);
         PS_TRY(ps_cuda_check(cudaGetLastError(), op));
-        PS_TRY(ps_tensor_map_2d_float(&b, hi, columns * (EXACT ? 2 : 1), terms, 4 * terms, N / PAIR, DEEP));
+        PS_TRY(ps_tensor_map_2d_float(&b, w.to, w.columns, terms, 4 * terms, N / PAIR, DEEP));
         ps_cuda_launch_clusters(c, kernel, PAIR, dim3((unsigned)(PAIR * (x.places < pairs ? x.places : pairs))), THREADS,
                                 (size_t)shared, a, b, x);
         PS_TRY(ps_cuda_check(cudaGetLastError(), op));
