@@ -151,6 +151,37 @@ static void product_errors(const float *c, const float *a, int64_t a_row, int64_
     *chain_error = sqrt(chain_squares / norm);
 }
 
+/* A float32 of -1 to 1 times a power of two. */
+static float scaled(uint64_t *random, int exponent)
+{
+    return (float)ldexp((double)random_bits(random) * 0x1p-63 - 1, exponent);
+}
+
+/* Floats of the host's and, in `memory`, as many of the device's. */
+static float *floats_open(struct ps_device *d, int64_t count, void **memory)
+{
+    float *const host = malloc((size_t)count * sizeof *host);
+    ck_assert_ptr_nonnull(host);
+    ck_assert_int_eq(d->allocate(d, (size_t)count * sizeof *host, memory), PS_OK);
+    return host;
+}
+
+static void floats_close(struct ps_device *d, int64_t count, float *host, void *memory)
+{
+    d->release(d, memory, (size_t)count * sizeof *host);
+    free(host);
+}
+
+static void floats_upload(struct ps_device *d, void *memory, const float *host, int64_t count)
+{
+    ck_assert_int_eq(d->upload(d, PS_COMPUTE, memory, host, (size_t)count * sizeof *host), PS_OK);
+}
+
+static void floats_download(struct ps_device *d, float *host, const void *memory, int64_t count)
+{
+    ck_assert_int_eq(d->download(d, PS_COMPUTE, host, memory, (size_t)count * sizeof *host), PS_OK);
+}
+
 /* Rows times a weight, and the weight's gradient: in fp32 no less exact than chains of fmaf, and the gradient, as many FLOPs, takes
  * no more than 4 times as long: it did when the library got too little workspace to split its sum. */
 START_TEST(test_long_products)
@@ -166,25 +197,23 @@ START_TEST(test_long_products)
     ck_assert_int_eq(ps_device_open("cuda", 0, &d), PS_OK);
     ck_assert_int_eq(open_tuned(d, precision, NULL, &k), PS_OK);
     for (int i = 0; i < 4; i++) {
-        const size_t bytes = (size_t)counts[i] * sizeof(float);
-        host[i] = malloc(bytes);
+        host[i] = floats_open(d, counts[i], &memory[i]);
         for (int64_t j = 0; j < counts[i]; j++) {
-            host[i][j] = (float)((double)random_bits(&random) * 0x1p-63 - 1);
+            host[i][j] = scaled(&random, 0);
         }
-        ck_assert_int_eq(d->allocate(d, bytes, &memory[i]), PS_OK);
-        ck_assert_int_eq(d->upload(d, PS_COMPUTE, memory[i], host[i], bytes), PS_OK);
+        floats_upload(d, memory[i], host[i], counts[i]);
     }
     const struct ps_tensor x = ps_tensor_2d(memory[0], PS_F32, R, K), y = ps_tensor_2d(memory[1], PS_F32, R, N);
     const struct ps_gemm gradient = {ps_tensor_2d(memory[3], PS_F32, K, N), ps_tensor_transpose(x, 0, 1), y, 1, 0};
     const struct ps_gemm rows = {y, x, ps_tensor_2d(memory[2], PS_F32, K, N), 1, 0};
     double error, chain_error;
     const double gradient_ms = product_ms(k, &gradient);
-    ck_assert_int_eq(d->download(d, PS_COMPUTE, host[3], memory[3], (size_t)counts[3] * sizeof(float)), PS_OK);
+    floats_download(d, host[3], memory[3], counts[3]);
     product_errors(host[3], host[0], 1, K, host[1], K / 8, N, R, &error, &chain_error);
     printf("%s: gradient's relative error %.2g, by chains of fmaf %.2g\n", ps_precision_name(precision), error, chain_error);
     ck_assert(error <= (precision == PS_FP32 ? chain_error : 2e-3));
     const double rows_ms = product_ms(k, &rows);
-    ck_assert_int_eq(d->download(d, PS_COMPUTE, host[1], memory[1], (size_t)counts[1] * sizeof(float)), PS_OK);
+    floats_download(d, host[1], memory[1], counts[1]);
     product_errors(host[1], host[0], K, 1, host[2], R / 10, N, K, &error, &chain_error);
     printf("%s: rows' relative error %.2g, by chains of fmaf %.2g; %.3f ms, the gradient %.3f ms\n", ps_precision_name(precision),
            error, chain_error, rows_ms, gradient_ms);
@@ -192,18 +221,11 @@ START_TEST(test_long_products)
     ck_assert(gradient_ms < 4 * rows_ms);
     k->close(k);
     for (int i = 0; i < 4; i++) {
-        d->release(d, memory[i], (size_t)counts[i] * sizeof(float));
-        free(host[i]);
+        floats_close(d, counts[i], host[i], memory[i]);
     }
     d->close(d);
 }
 END_TEST
-
-/* A float32 of -1 to 1 times a power of two. */
-static float scaled(uint64_t *random, int exponent)
-{
-    return (float)ldexp((double)random_bits(random) * 0x1p-63 - 1, exponent);
-}
 
 /* Whether c is the sum of n products of a and b to 2^-20 of what their magnitudes add up to. */
 static void compare_sum(const char *what, float c, const float *a, int64_t a_step, const float *b, int64_t b_step, int64_t n)
@@ -231,9 +253,7 @@ START_TEST(test_scales)
     ck_assert_int_eq(ps_device_open("cuda", 0, &d), PS_OK);
     ck_assert_int_eq(open_tuned(d, PS_FP32, NULL, &k), PS_OK);
     for (int i = 0; i < 5; i++) {
-        host[i] = malloc((size_t)counts[i] * sizeof(float));
-        ck_assert_ptr_nonnull(host[i]);
-        ck_assert_int_eq(d->allocate(d, (size_t)counts[i] * sizeof(float), &memory[i]), PS_OK);
+        host[i] = floats_open(d, counts[i], &memory[i]);
     }
     static const int terms[] = {96, MOST};
     for (int shape = 0; shape < 2; shape++) {
@@ -254,16 +274,14 @@ START_TEST(test_scales)
         const struct ps_tensor tx = ps_tensor_2d(memory[0], PS_F32, R, K), tw = ps_tensor_2d(memory[1], PS_F32, K, N),
                                ty = ps_tensor_2d(memory[2], PS_F32, R, N), tdy = ps_tensor_2d(memory[3], PS_F32, R, N),
                                tdw = ps_tensor_2d(memory[4], PS_F32, K, N);
-        for (int i = 0; i < 5; i++) {
-            const int64_t count = i == 0 ? (int64_t)R * K : i == 1 || i == 4 ? (int64_t)K * N : (int64_t)R * N;
-            ck_assert_int_eq(i == 2 || i == 4 ? PS_OK : d->upload(d, PS_COMPUTE, memory[i], host[i], (size_t)count * sizeof(float)),
-                             PS_OK);
-        }
+        floats_upload(d, memory[0], x, (int64_t)R * K);
+        floats_upload(d, memory[1], w, (int64_t)K * N);
+        floats_upload(d, memory[3], dy, (int64_t)R * N);
         ck_assert_msg(k->gemm(k, &(struct ps_gemm){ty, tx, tw, 1, 0}) == PS_OK, "%s", ps_error_message());
         ck_assert_msg(k->gemm(k, &(struct ps_gemm){tdw, ps_tensor_transpose(tx, 0, 1), tdy, 1, 0}) == PS_OK, "%s",
                       ps_error_message());
-        ck_assert_int_eq(d->download(d, PS_COMPUTE, y, memory[2], (size_t)R * N * sizeof(float)), PS_OK);
-        ck_assert_int_eq(d->download(d, PS_COMPUTE, dw, memory[4], (size_t)(K * N) * sizeof(float)), PS_OK);
+        floats_download(d, y, memory[2], (int64_t)R * N);
+        floats_download(d, dw, memory[4], (int64_t)K * N);
         for (int64_t i = 0; i < R; i += i < 16 ? 1 : 61) {
             for (int j = 0; j < N; j++) {
                 compare_sum("rows", y[i * N + j], x + i * K, 1, w + j, N, K);
@@ -276,9 +294,9 @@ START_TEST(test_scales)
         }
         x[NAN_ROW * K + 3] = NAN;
         x[INFINITE_ROW * K + K - 1] = INFINITY;
-        ck_assert_int_eq(d->upload(d, PS_COMPUTE, memory[0], x, (size_t)R * (size_t)K * sizeof(float)), PS_OK);
+        floats_upload(d, memory[0], x, (int64_t)R * K);
         ck_assert_msg(k->gemm(k, &(struct ps_gemm){ty, tx, tw, 1, 0}) == PS_OK, "%s", ps_error_message());
-        ck_assert_int_eq(d->download(d, PS_COMPUTE, y, memory[2], (size_t)R * N * sizeof(float)), PS_OK);
+        floats_download(d, y, memory[2], (int64_t)R * N);
         for (int64_t i = 0; i < (int64_t)R * N; i++) {
             ck_assert_msg(isfinite(y[i]) == (i / N != NAN_ROW && i / N != INFINITE_ROW), "row %lld, column %lld of %d terms: %g",
                           (long long)(i / N), (long long)(i % N), K, y[i]);
@@ -286,8 +304,7 @@ START_TEST(test_scales)
     }
     k->close(k);
     for (int i = 0; i < 5; i++) {
-        d->release(d, memory[i], (size_t)counts[i] * sizeof(float));
-        free(host[i]);
+        floats_close(d, counts[i], host[i], memory[i]);
     }
     d->close(d);
 }

@@ -30,7 +30,7 @@ static __device__ __forceinline__ void store_shared(uint32_t at, const uint32_t 
 
 static __device__ __forceinline__ void store_shared(uint32_t at, const uint32_t (&v)[2])
 {
-    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(v[0]), "r"(v[1]) : "memory");
+    ps_shared_store2(at, make_float2(__uint_as_float(v[0]), __uint_as_float(v[1])));
 }
 
 static __device__ __forceinline__ void store_shared(uint32_t at, const uint32_t (&v)[1])
@@ -40,19 +40,12 @@ static __device__ __forceinline__ void store_shared(uint32_t at, const uint32_t 
 
 static __device__ __forceinline__ void load_shared(float (&v)[2], uint32_t at)
 {
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(at) : "memory");
+    *(float2 *)v = ps_shared_load2(at);
 }
 
 static __device__ __forceinline__ void load_shared(float (&v)[4], uint32_t at)
 {
     *(uint4 *)v = ps_shared_load4(at);
-}
-
-static __device__ __forceinline__ float4 load_shared(uint32_t at)
-{
-    float4 v;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
-    return v;
 }
 
 /* ---- rows times a weight ---- */
@@ -117,9 +110,8 @@ static __global__ void __launch_bounds__(WARPGROUPS * 128, 1) rows_kernel(const 
     for (int i = 0; i < STAGES - 1; i++) {
         fetch();
     }
-    /* b, 4 words of a line at a time: in fp32 8 terms' hi and, half a line on, their lo. Neighbouring threads take neighbours in
-     * memory. */
-    constexpr int UNITS = EXACT ? 4 : 8, TERMS = DEEP / UNITS; /* of a line; of a unit */
+    /* b, a unit at a time. Neighbouring threads take neighbours in memory. */
+    constexpr int UNITS = units_of<EXACT>, TERMS = DEEP / UNITS;
     const bool along_k = x.b_row == 1;
     const auto each = [&](auto take) {
 #pragma unroll 4
@@ -158,13 +150,15 @@ static __global__ void __launch_bounds__(WARPGROUPS * 128, 1) rows_kernel(const 
             unscale[threadIdx.x] = scale_of(__int_as_float(largest[threadIdx.x])).from;
         }
         each([&](int column, int, uint32_t to, uint32_t lo_to) {
-            const float4 first = load_shared(to), second = load_shared(lo_to);
+            float first[4], second[4];
+            load_shared(first, to);
+            load_shared(second, lo_to);
             const float scale = scale_of(__int_as_float(largest[column])).to;
             uint32_t hi[4], lo[4];
-            split_pair(hi[0], lo[0], scale * first.x, scale * first.y);
-            split_pair(hi[1], lo[1], scale * first.z, scale * first.w);
-            split_pair(hi[2], lo[2], scale * second.x, scale * second.y);
-            split_pair(hi[3], lo[3], scale * second.z, scale * second.w);
+            split_pair(hi[0], lo[0], scale * first[0], scale * first[1]);
+            split_pair(hi[1], lo[1], scale * first[2], scale * first[3]);
+            split_pair(hi[2], lo[2], scale * second[0], scale * second[1]);
+            split_pair(hi[3], lo[3], scale * second[2], scale * second[3]);
             store_shared(to, hi);
             store_shared(lo_to, lo);
         });
@@ -187,7 +181,7 @@ static __global__ void __launch_bounds__(WARPGROUPS * 128, 1) rows_kernel(const 
             float v[2][8];
 #pragma unroll
             for (int i = 0; i < 4; i++) { /* odd rows' first 16 of k lie 64 bytes on: as unit ^ 4 says */
-                *(float4 *)&v[i / 2][i % 2 * 4] = load_shared(stage * WARP_STAGE + (from ^ (i % 2 * 64)) + i / 2 * 8 * LINE);
+                *(uint4 *)&v[i / 2][i % 2 * 4] = ps_shared_load4(stage * WARP_STAGE + (from ^ (i % 2 * 64)) + i / 2 * 8 * LINE);
             }
             struct left_part<EXACT> rows;
             rows.split(v);
@@ -272,7 +266,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     const uint32_t stages = shared + 2 * SIDE, full = ps_shared_address(barriers);
     const int tile = (int)blockIdx.x % x.tiles, m0 = tile / x.tiles_n * HIGH, n0 = tile % x.tiles_n * N;
     const int64_t first = (int64_t)(blockIdx.x / x.tiles) * x.rows;
-    const int rows = (int)(x.k - first < x.rows ? x.k - first : x.rows), pieces = (rows + DEEP - 1) / DEEP;
+    const int pieces = ((int)(x.k - first < x.rows ? x.k - first : x.rows) + DEEP - 1) / DEEP;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = warp * 16 + lane / 4, q = lane % 4;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
@@ -344,8 +338,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
                     b_scales[p % 2][row] = scale[i].from;
                 }
             }
-        } else { /* a thread has SHARE neighbouring rows of a column; of every 8 the even ones come first, as in a lane's fragment
-                  */
+        } else {
+            /* A thread has SHARE neighbouring rows of a column; of every 8 the even ones come first, as in a lane's fragment. */
             constexpr int SHARE = DEEP * N / THREADS;
             const int column = (int)threadIdx.x % N, row0 = (int)threadIdx.x / N * SHARE;
 #pragma unroll
@@ -486,9 +480,9 @@ bool ps_cuda_rows_wanted(const struct ps_kernels *k, const struct ps_product *p)
     const bool few =
         p->k <= MOST_TERMS && !(ps_cuda_exact(k) && p->k > MOST_TERMS_WIDE && p->n > WIDE && ps_cuda_long_wanted(k, p));
     return few && served(context, p) && p->m >= 1024 && p->n >= 32 && p->n <= 64 * (int64_t)context->multiprocessors &&
-           p->n % 2 == 0 && p->k % 4 == 0 && rows_bytes(p->k, 64, 2, 2) <= context->shared_bytes && p->a.column == 1 &&
-           p->c.column == 1 && aligned(p->a.data, p->a.row, 4) && aligned(p->c.data, p->c.row, 2) && aligned(p->addend, 0, 2) &&
-           aligned(p->bias, 0, 2);
+           p->n % 2 == 0 && p->k % 4 == 0 && rows_bytes(p->k, 64, ps_cuda_exact(k) ? 3 : 4, 4) <= context->shared_bytes &&
+           p->a.column == 1 && p->c.column == 1 && aligned(p->a.data, p->a.row, 4) && aligned(p->c.data, p->c.row, 2) &&
+           aligned(p->addend, 0, 2) && aligned(p->bias, 0, 2);
 }
 
 template <int N, int WARPGROUPS, int STAGES, bool EXACT>

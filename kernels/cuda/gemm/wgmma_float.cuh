@@ -5,7 +5,7 @@
  * c = hi hi' + hi lo' + lo hi'. x = hi + lo to 2^-23 of x, or, where x is small, to 2^-39 of the largest that has its scale: DEEP
  * terms of a row on the left; a column of a weight on the right, and of a gradient's operands a row. The tensor cores' own sums are
  * not rounded to nearest but cut off, so they run over DEEP terms only; what they give is added in float32, with the row's scale
- * taken back. The errors against a double product are no larger than those of a chain of FFMA (tests/test_kernels.c). */
+ * taken back. The errors against a double product are no larger than those of a chain of FFMA (tests/test_products.c). */
 #ifndef PS_KERNELS_CUDA_GEMM_WGMMA_FLOAT_CUH
 #define PS_KERNELS_CUDA_GEMM_WGMMA_FLOAT_CUH
 
@@ -44,6 +44,9 @@ template <bool EXACT> static __device__ __forceinline__ int term_at(int place)
 {
     return place / 16 * 16 + (EXACT ? place % 8 / 2 * 4 + place / 8 % 2 * 2 + place % 2 : place % 4 * 4 + place % 16 / 4);
 }
+
+/* A weight is made ready by units of 4 words of a line: in fp32 8 terms' hi and, half a line on, their lo. */
+template <bool EXACT> static constexpr int units_of = EXACT ? 4 : 8;
 
 /* A lane's part of 64 rows of the left operand: 8 of DEEP terms of two rows, in the order of its fragments. from: fp32's scales,
  * to be taken back. */

@@ -85,11 +85,11 @@ static __global__ void __launch_bounds__(PREPARING) largest_kernel(const __grid_
     }
 }
 
-/* A thread's 4 words of a line: in fp32 8 terms' hi and, half a line on, their lo. */
+/* A unit a thread. */
 template <bool EXACT> static __global__ void __launch_bounds__(PREPARING) prepare_kernel(const __grid_constant__ struct weight w)
 {
     ps_grid_begin();
-    constexpr int UNITS = EXACT ? 4 : 8, TERMS = DEEP / UNITS; /* of a line; of a unit */
+    constexpr int UNITS = units_of<EXACT>, TERMS = DEEP / UNITS;
     const int i = (int)(blockIdx.x * PREPARING + threadIdx.x), units = w.pieces * UNITS;
     const bool along_k = w.row == 1;
     const int column = along_k ? i / units : i % w.columns, unit = along_k ? i % units : i / w.columns;
@@ -494,7 +494,7 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
         if (EXACT) {
             ps_cuda_launch(c, largest_kernel, dim3((unsigned)w.columns / 32, (unsigned)w.slabs), PREPARING, 0, w);
         }
-        ps_cuda_launch(c, prepare_kernel<EXACT>, (unsigned)ceil_div((int64_t)w.columns * w.pieces * (EXACT ? 4 : 8), PREPARING),
+        ps_cuda_launch(c, prepare_kernel<EXACT>, (unsigned)ceil_div((int64_t)w.columns * w.pieces * units_of<EXACT>, PREPARING),
                        PREPARING, 0, w);
         PS_TRY(ps_cuda_check(cudaGetLastError(), op));
         PS_TRY(ps_tensor_map_2d_float(&b, w.to, w.columns, terms, 4 * terms, N / PAIR, DEEP));
