@@ -676,8 +676,8 @@ struct ps_encoder_sizes {
 };
 
 /* Every layer: stream[layers] of stream[0] (those between may be left as they are); what backward reads again, in `kept`.
- * stream [layers + 1, S, N, d]; weights flat (type real), parameters flat (type parameter), where BatchNorm's running statistics
- * are written. With `embed`, which encoder_prepare has
+ * stream [layers + 1, S, N, d]; weights flat (type real), the parameters rounded; parameters flat (type parameter), where
+ * BatchNorm's running statistics are written. With `embed`, which encoder_prepare has
  * to have granted, its outputs = first: u is stream[0]. With `head`, granted too, besides, its outputs = last: z is stream[layers];
  * its partials have any number of rows from min(S, PS_PARTIAL_BLOCKS) on, which are sums of some sequences each. */
 struct ps_encoder_forward {

@@ -66,7 +66,7 @@ static __global__ void __launch_bounds__(WARPGROUPS * 128, 1) rows_kernel(const 
     ps_grid_begin();
     extern __shared__ uint8_t shared_memory[];
     __shared__ float bias[N], unscale[EXACT ? N : 1]; /* unscale: b's columns' scales, to be taken back */
-    __shared__ int largest[N];
+    __shared__ int largest[EXACT ? N : 1];
     const uint32_t shared = (ps_shared_address(shared_memory) + 1023u) & ~1023u;
     constexpr int PANEL = N * LINE;
     const int n0 = (int)blockIdx.x % x.tiles_n * N;
@@ -123,7 +123,9 @@ static __global__ void __launch_bounds__(WARPGROUPS * 128, 1) rows_kernel(const 
     };
     if ((int)threadIdx.x < N) {
         bias[threadIdx.x] = x.bias && n0 + (int)threadIdx.x < x.n ? x.bias[n0 + threadIdx.x] : 0.0f;
-        largest[threadIdx.x] = 0;
+        if (EXACT) {
+            largest[threadIdx.x] = 0;
+        }
     }
     if (EXACT) {
         __syncthreads();

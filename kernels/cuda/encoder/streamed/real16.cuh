@@ -43,6 +43,7 @@
  *
  * Heads of other widths than 8, 16 and 32 are padded to the next of these: where they make q, k, v and merged wider than d, forward
  * begins with copies of W_qkv, W_o and the vectors that have zeros there, and weights' gradients are added up without those places.
+ * In bf16 it begins with a copy of W_qkv as fp16 besides, by which q, k and v are made.
  *
  * Dropout's bits are drawn in forward. Sums over rows are taken in a fixed order: the only atomic additions are of one thread.
  *
@@ -139,11 +140,22 @@ static struct kept_places kept_places_of(request *r)
     return places;
 }
 
-/* Bytes of a layer's padded weights (struct padding), with which the workspace begins; 0: none are needed. */
+static bool is_padded(request *r)
+{
+    return width_of(r) != r->d_model;
+}
+
+/* Elements of a layer's copies (struct copying); 0: none are needed. */
+static int64_t copied_of(request *r)
+{
+    const int64_t d = r->d_model, a = width_of(r);
+    return is_padded(r) ? a * ((QKV_PARTS + 1) * d + PADDED_VECTORS) : PROJECTION_APART ? QKV_PARTS * a * d : 0;
+}
+
+/* Bytes of them, with which the workspace begins. */
 static int64_t copy_bytes_of(request *r)
 {
-    const int64_t a = width_of(r);
-    return a == r->d_model ? 0 : (4 * a * (2 * r->d_model + PADDED_VECTORS) + 255) / 256 * 256;
+    return (2 * copied_of(r) + (is_padded(r) ? 2 * width_of(r) * PADDED_VECTORS : 0) + 255) / 256 * 256;
 }
 
 static struct layer_vectors vectors_of(request *r, int64_t layer)
@@ -168,13 +180,15 @@ static enum ps_status arguments_of(request *r, int64_t layer, struct arguments *
     const real16 *w_qkv = weights + at->w_qkv, *w_o = weights + at->w_o;
     struct arguments p = {};
     p.vectors = vectors_of(r, layer);
-    if (copy_bytes_of(r)) {
+    if (copied_of(r)) {
         w_qkv = (const real16 *)((const char *)r->workspace + layer * copy_bytes_of(r));
-        w_o = w_qkv + 3 * a * d;
+    }
+    if (is_padded(r)) {
+        w_o = w_qkv + QKV_PARTS * a * d;
         const float *const v = (const float *)(w_o + a * d);
         p.vectors = {v, v + a, v + 2 * a, v + 5 * a, v + 6 * a, v + 7 * a, p.vectors.b_1, v + 8 * a};
     }
-    PS_TRY(weight_map(&p.weights[WEIGHT_QKV], w_qkv, d, 3, a));
+    PS_TRY(weight_map(&p.weights[WEIGHT_QKV], w_qkv, d, QKV_PARTS, a));
     PS_TRY(weight_map(&p.weights[WEIGHT_O], w_o, a, 1, d));
     PS_TRY(weight_map(&p.weights[WEIGHT_1], weights + at->w_1, d, 1, r->d_ff));
     PS_TRY(weight_map(&p.weights[WEIGHT_2], weights + at->w_2, r->d_ff, 1, d));
@@ -285,6 +299,7 @@ static enum ps_status forward_layer(const struct ps_cuda_context *c, request *r,
         const int64_t mine = tiles - first < most ? tiles - first : most;
         arguments_tiles(&p, r, first, mine);
         p.blocks = (int)(mine < all ? mine : all);
+        p.copied = copied_of(r) && layer == 0 && first == 0;
         if (waves > 1) {
             p.turn =
                 turn_of(c->turns, waves <= FEW_WAVES, 2 * layer + first / most, 2 * r->layers, first_blocks, first_blocks, second);
@@ -491,28 +506,28 @@ static enum ps_status backward_layer(const struct ps_cuda_context *c, request *r
 /* ---- all layers ---- */
 
 /* The copies, if there are to be any. */
-static enum ps_status pad_weights(struct ps_cuda_context *c, request *r)
+static enum ps_status make_copies(const struct ps_cuda_context *c, request *r)
 {
     const struct ps_encoder_layout *at = &r->layout;
-    const int64_t d = r->d_model, a = width_of(r);
-    if (a == d) {
+    const int64_t all = copied_of(r);
+    if (!all) {
         return PS_OK;
     }
-    const struct padding p = {(const real16 *)r->weights + at->w_qkv,
+    const struct copying p = {(const real16 *)r->weights + at->w_qkv,
                               (const real16 *)r->weights + at->w_o,
+                              r->parameters + at->w_qkv,
                               vectors_of(r, 0),
                               at->matrix_stride,
                               at->vector_stride,
                               (char *)r->workspace,
                               copy_bytes_of(r),
-                              (int)d,
-                              (int)a,
+                              (int)r->d_model,
+                              (int)width_of(r),
                               head_of(r),
-                              head_bits_of(r)};
-    ps_cuda_launch(c, pad_heads, dim3(ps_cuda_blocks(a * (4 * d + PADDED_VECTORS), PAD_THREADS), (unsigned)r->layers), PAD_THREADS,
-                   0, p);
-    c->ordered = true; /* blocks ask for weights before they wait */
-    return ps_cuda_check(cudaGetLastError(), "encoder layer, padded weights");
+                              head_bits_of(r),
+                              (int)all};
+    ps_cuda_launch(c, copy_weights, dim3(ps_cuda_blocks(all, COPY_THREADS), (unsigned)r->layers), COPY_THREADS, 0, p);
+    return ps_cuda_check(cudaGetLastError(), "encoder layer, copies of weights");
 }
 
 /* As measured (docs/benchmarks.md). A tile costs the same whatever d is and whatever of its rows whole sequences fill, while level
@@ -565,7 +580,7 @@ static size_t streamed_workspace_bytes(const struct ps_kernels *k, request *r, c
 
 static enum ps_status streamed_forward(const struct ps_kernels *k, request *r, const struct ps_encoder_plan *)
 {
-    PS_TRY(pad_weights(ps_cuda(k), r));
+    PS_TRY(make_copies(ps_cuda(k), r));
     for (int64_t layer = 0; layer < r->layers; layer++) {
         PS_TRY(forward_layer(ps_cuda(k), r, layer));
     }

@@ -11,12 +11,17 @@
 namespace PS_REAL16_SPACE
 {
 
+/* Where the half's panels of an operand are. */
+static __device__ __forceinline__ real16 *operand_at(real16 *operand, int panels, int tile, int warp)
+{
+    return operand + (int64_t)(2 * tile + warp / (WARPS / 2)) * panels * (64 * 64);
+}
+
 /* The half's panels to an operand, asked for by its first thread; the writers have published them before a barrier. */
 static __device__ __forceinline__ void store_operand(real16 *operand, int panels, int tile, int warp, const unsigned char *from)
 {
     if (half_leader(warp)) {
-        ps_bulk_store_once(operand + (int64_t)(2 * tile + warp / (WARPS / 2)) * panels * (64 * 64), ps_shared_address(from),
-                           panels * PANEL_BYTES);
+        ps_bulk_store_once(operand_at(operand, panels, tile, warp), ps_shared_address(from), panels * PANEL_BYTES);
     }
 }
 
@@ -288,7 +293,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
         ps_publish();
         half_sync();
         store_operand(p.operands.dr, 2, tile.index, warp, dr);
-        rows_normalise(half + Q_PANEL * PANEL_BYTES, stats, u, vectors + LN1_GAMMA, d, p.per, p.epsilon);
+        rows_normalise<true>(half, operand_at(p.operands.a, 2, tile.index, warp), stats, u, vectors + LN1_GAMMA, d, p.per,
+                             p.epsilon);
         ps_publish();
         {
             float d_heads[8][4];
@@ -298,7 +304,6 @@ static __global__ void __launch_bounds__(THREADS, 1)
         }
         half_stores_wait(warp);
         half_sync();
-        store_operand(p.operands.a, 2, tile.index, warp, half + Q_PANEL * PANEL_BYTES);
         project_qkv(weights, half, weights.half_panels(half_index), warp, vectors, p.scale * PS_LOG2_E, tile.valid);
         if (i + 1 < tiles) {
             const struct tile next = tile_at(p, blockIdx.x + (i + 1) * p.blocks, half_index);

@@ -48,7 +48,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
             u = rows_read(u_rows, d, tile.valid);
         }
         half_sync();
-        rows_normalise(half + Q_PANEL * PANEL_BYTES, NULL, u, vectors + LN1_GAMMA, d, p.per, p.epsilon);
+        rows_normalise<false>(half, NULL, NULL, u, vectors + LN1_GAMMA, d, p.per, p.epsilon);
         ps_publish();
         half_sync();
         project_qkv(weights, half, half_address, warp, vectors, p.scale * PS_LOG2_E, tile.valid);

@@ -41,7 +41,7 @@ static __device__ __forceinline__ struct chunk backward_chunk(int i, int hidden)
         return {WEIGHT_O, 0, 0, CHUNK * i, true};
     }
     i -= 2;
-    return {WEIGHT_QKV, CHUNK * (i % 2), i < 6 ? 2 - i / 2 : (i - 6) / 2, 0, false};
+    return {WEIGHT_QKV, CHUNK * (i % 2), i < 6 ? 2 - i / 2 : REAL16_PARTS + (i - 6) / 2, 0, false};
 }
 
 /* True for the last of so many that come here, after what those before have done; then it starts again. */
@@ -100,6 +100,9 @@ template <bool BACKWARD> struct weight_ring {
                 ps_shared_store(readers + 4 * i, 0);
             }
             ps_mbarrier_publish();
+            if (!BACKWARD && p.copied) {
+                ps_grid_wait();
+            }
         }
         __syncthreads();
         for (int i = 0; i < STAGES && left > 0; i++) {
@@ -149,25 +152,25 @@ template <bool BACKWARD> struct weight_ring {
 
 /* sums += left B, 16 K deep, for 8 NT columns: B's row k and column n at row k, column n of the panel; TRANSPOSED: at row n, column
  * k of the panels. */
-template <int K, bool TRANSPOSED, int NT>
+template <int K, bool TRANSPOSED, typename T = real16, int NT>
 static __device__ __forceinline__ void product(float (&sums)[NT][4], uint32_t left, uint32_t panel)
 {
     const uint64_t a = ps_wgmma_whole(ps_wgmma_place(left)), b = ps_wgmma_whole(ps_wgmma_place(panel));
 #pragma unroll
     for (int k = 0; k < K; k++) {
         const int column = k / 4 * PANEL_BYTES + k % 4 * 32;
-        multiply_add<!TRANSPOSED>(sums, ps_wgmma_further(a, column), ps_wgmma_further(b, TRANSPOSED ? column : k * 2048));
+        multiply_add<!TRANSPOSED, T>(sums, ps_wgmma_further(a, column), ps_wgmma_further(b, TRANSPOSED ? column : k * 2048));
     }
 }
 
 /* sums += left times the side's chunk of the next two, of which each side takes one; TRANSPOSED as above. It has ended. */
-template <bool TRANSPOSED, bool BACKWARD>
+template <bool TRANSPOSED, typename T = real16, bool BACKWARD>
 static __device__ __forceinline__ void side_product(float (&sums)[8][4], uint32_t left, struct weight_ring<BACKWARD> &weights,
                                                     int side)
 {
     const uint32_t first = weights.take(), second = weights.take();
     ps_wgmma_begin();
-    product<8, TRANSPOSED>(sums, left, side ? second : first);
+    product<8, TRANSPOSED, T>(sums, left, side ? second : first);
     ps_wgmma_commit();
     ps_wgmma_wait<0>();
     ps_pin(sums);
@@ -213,9 +216,8 @@ static __device__ __forceinline__ void project_qkv(struct weight_ring<BACKWARD> 
     for (int part = 2; part >= 0; part--) {
         float sums[8][4];
         add_bias_first(sums, vectors + B_QKV + part * D + CHUNK * side);
-        side_product<false>(sums, a, weights, side);
+        side_product<false, ps_fp16>(sums, a, weights, side);
         if (part == 0) {
-            half_stores_wait(warp);
             half_sync();
 #pragma unroll
             for (int n = 0; n < 8; n++) {

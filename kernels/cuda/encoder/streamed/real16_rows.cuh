@@ -92,13 +92,13 @@ static __device__ __forceinline__ void row_unpack(float (&x)[LANE_COLUMNS], cons
     }
 }
 
-static __device__ __forceinline__ struct row_words row_pack(const float (&x)[LANE_COLUMNS])
+template <typename T = real16> static __device__ __forceinline__ struct row_words row_pack(const float (&x)[LANE_COLUMNS])
 {
     struct row_words w;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        w.part[i] = make_uint4(ps_pack<real16>(x[8 * i], x[8 * i + 1]), ps_pack<real16>(x[8 * i + 2], x[8 * i + 3]),
-                               ps_pack<real16>(x[8 * i + 4], x[8 * i + 5]), ps_pack<real16>(x[8 * i + 6], x[8 * i + 7]));
+        w.part[i] = make_uint4(ps_pack<T>(x[8 * i], x[8 * i + 1]), ps_pack<T>(x[8 * i + 2], x[8 * i + 3]),
+                               ps_pack<T>(x[8 * i + 4], x[8 * i + 5]), ps_pack<T>(x[8 * i + 6], x[8 * i + 7]));
     }
     return w;
 }
@@ -276,6 +276,7 @@ static __device__ __forceinline__ float2 row_normalise(float (&x)[LANE_COLUMNS],
 }
 
 /* The products' operand xhat gamma + beta. */
+template <typename T = real16>
 static __device__ __forceinline__ struct row_words row_affine(const float (&xhat)[LANE_COLUMNS], const float (&gamma)[LANE_COLUMNS],
                                                               const float (&beta)[LANE_COLUMNS])
 {
@@ -284,7 +285,7 @@ static __device__ __forceinline__ struct row_words row_affine(const float (&xhat
     for (int i = 0; i < LANE_COLUMNS; i++) {
         x[i] = xhat[i] * gamma[i] + beta[i];
     }
-    return row_pack(x);
+    return row_pack<T>(x);
 }
 
 /* dz becomes the gradient with respect to LayerNorm's input; sums, of the lane's columns, += dz xhat and dz. */
@@ -403,8 +404,10 @@ static __device__ __forceinline__ struct row_words rows_next(struct rows_kept &k
     return row_staged(kept.panels, first_row() + pass_row(kept.pass++));
 }
 
-/* The operand LN(input) of the warp's rows, to its panels and, where stats is not NULL, the rows' statistics. */
-static __device__ __forceinline__ void rows_normalise(unsigned char *panels, float2 *stats, struct rows_ahead &input,
+/* The projection's operand LN(input) of the warp's rows, to q's panels of the half. BACKWARD: the rows' statistics too, and to the
+ * half's panels of `operand` what the gradient of W_qkv is made of. */
+template <bool BACKWARD>
+static __device__ __forceinline__ void rows_normalise(unsigned char *half, real16 *operand, float2 *stats, struct rows_ahead &input,
                                                       const float *gamma_beta, int d, float per, float epsilon)
 {
     const int first = first_row();
@@ -417,10 +420,16 @@ static __device__ __forceinline__ void rows_normalise(unsigned char *panels, flo
         float x[LANE_COLUMNS];
         row_unpack(x, rows_next(input));
         const float2 s = row_normalise(x, d, per, epsilon);
-        if (stats && lane_id() % 8 == 0) {
+        if (BACKWARD && lane_id() % 8 == 0) {
             stats[row] = s;
         }
-        row_stage(panels, row, row_affine(x, gamma, beta));
+        row_stage(half + Q_PANEL * PANEL_BYTES, row, row_affine<ps_fp16>(x, gamma, beta));
+        if (BACKWARD) {
+            const struct row_words words = row_affine(x, gamma, beta);
+            char *const to = (char *)operand + row * 128 + ((lane_id() % 8 ^ row % 8) << 4);
+            ps_store_once((uint4 *)to, words.part[0]);
+            ps_store_once((uint4 *)(to + PANEL_BYTES), words.part[1]);
+        }
     }
 }
 

@@ -90,6 +90,12 @@ struct drawing {
 
 enum weight { WEIGHT_QKV, WEIGHT_O, WEIGHT_1, WEIGHT_2, WEIGHTS };
 
+/* q, k and v are made of fp16 operands in bf16 too: LN1's output and W_qkv are in its range, and with bf16's 8 bits they were the
+ * largest errors of a layer's gradients (docs/benchmarks.md). Then both exist in bf16 besides, for the products backward: W_qkv
+ * has six parts, q's, k's and v's as fp16 and then in bf16. */
+static constexpr bool PROJECTION_APART = !std::is_same<real16, ps_fp16>::value;
+enum { QKV_PARTS = PROJECTION_APART ? 6 : 3, REAL16_PARTS = QKV_PARTS - 3 /* the first of those in real16 */ };
+
 /* Parameters of a layer as model/parameters.h names them. */
 struct layer_vectors {
     const float *ln1_gamma, *ln1_beta, *b_qkv, *b_o, *ln2_gamma, *ln2_beta, *b_1, *b_2;
@@ -141,32 +147,39 @@ struct arguments {
     bool last_norms;  /* the launch adds warp_sums up to norm_sums */
     int norm_blocks;  /* blocks from this one on always do that: later launches do not have them */
     struct turn turn;
-    int a; /* columns of q, k, v and merged, heads times 8, 16 or 32, and of all vectors but b_1 */
+    bool copied; /* the kernel before makes copies of weights, which are awaited before they are asked for */
+    int a;       /* columns of q, k, v and merged, heads times 8, 16 or 32, and of all vectors but b_1 */
 };
 
 /* ---- products of a warpgroup, sums += a b: 64 rows times 8 NT columns, 16 deep, a right operand with ACROSS read across its
  * lines. Under way until ps_wgmma_wait. tile/wgmma.cuh has them, but for a predicate that ptxas sees to be true: with its other
  * forms it allocates other registers ---- */
 
-#define PS_REAL16_PRODUCT(N, A, B, REST)                                                                                      \
-    "{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX \
-    " {" PS_NAMES_##N "}, " A ", " B ", p, 1, 1, " REST ";\n}"
+#define PS_REAL16_PRODUCT(TYPE, N, A, B, REST)                                                                                \
+    "{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" PS_NAMES_##N \
+        "}, " A ", " B ", p, 1, 1, " REST ";\n}"
 
-/* Both operands in shared memory. */
-template <int ACROSS> static __device__ __forceinline__ void multiply_add(float (&sums)[4][4], uint64_t a, uint64_t b)
+/* Both operands, of type T, in shared memory. */
+template <int ACROSS, typename T> static __device__ __forceinline__ void multiply_add(float (&sums)[4][4], uint64_t a, uint64_t b)
 {
-    asm volatile(PS_REAL16_PRODUCT(32, "%16", "%17", "0, %18") : PS_SUMS_32(sums) : "l"(a), "l"(b), "n"(ACROSS));
+    static_assert(std::is_same<T, real16>::value, "real16");
+    asm volatile(PS_REAL16_PRODUCT(PS_REAL16_PTX, 32, "%16", "%17", "0, %18") : PS_SUMS_32(sums) : "l"(a), "l"(b), "n"(ACROSS));
 }
 
-template <int ACROSS> static __device__ __forceinline__ void multiply_add(float (&sums)[8][4], uint64_t a, uint64_t b)
+template <int ACROSS, typename T> static __device__ __forceinline__ void multiply_add(float (&sums)[8][4], uint64_t a, uint64_t b)
 {
-    asm volatile(PS_REAL16_PRODUCT(64, "%32", "%33", "0, %34") : PS_SUMS_64(sums) : "l"(a), "l"(b), "n"(ACROSS));
+    if constexpr (std::is_same<T, real16>::value) {
+        asm volatile(PS_REAL16_PRODUCT(PS_REAL16_PTX, 64, "%32", "%33", "0, %34") : PS_SUMS_64(sums) : "l"(a), "l"(b), "n"(ACROSS));
+    } else {
+        static_assert(std::is_same<T, ps_fp16>::value, "fp16 or real16");
+        asm volatile(PS_REAL16_PRODUCT("f16", 64, "%32", "%33", "0, %34") : PS_SUMS_64(sums) : "l"(a), "l"(b), "n"(ACROSS));
+    }
 }
 
 /* The left one in registers; warp w's rows are rows 16 w on. */
 template <int ACROSS> static __device__ __forceinline__ void multiply_add(float (&sums)[16][4], const uint32_t (&a)[4], uint64_t b)
 {
-    asm volatile(PS_REAL16_PRODUCT(128, "{%64, %65, %66, %67}", "%68", "%69")
+    asm volatile(PS_REAL16_PRODUCT(PS_REAL16_PTX, 128, "{%64, %65, %66, %67}", "%68", "%69")
                  : PS_SUMS_128(sums)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ACROSS));
 }

@@ -352,42 +352,53 @@ static __global__ void __launch_bounds__(32 * ADD_WARPS) add_gradients(const __g
     to[layer * p.gradients.vector_stride + place] += sum * (vector < 2 ? p.attention_scale : GELU_SCALE * p.w_2_scale);
 }
 
-/* ---- heads of other widths than 8, 16 and 32: forward begins with a copy of what makes and reads q, k, v and merged, as wide as
- * those are, that backward reads again ---- */
+/* ---- what forward begins with: copies of weights, which backward reads again. In bf16 of W_qkv, as PROJECTION_APART wants it; and
+ * where heads have other widths than 8, 16 and 32 of what makes and reads q, k, v and merged, as wide as those are ---- */
 
-/* Of all layers; a copy has W_qkv [d, 3a], W_o [a, d] and, in fp32, PADDED_VECTORS [a]: all but b_1, as they stand in shared
- * memory, so that kernels know one width of them. */
-struct padding {
+/* Of all layers; a copy has W_qkv [d, QKV_PARTS a] and, where heads are padded, W_o [a, d] and, in fp32, PADDED_VECTORS [a]: all
+ * but b_1, as they stand in shared memory, so that kernels know one width of them. */
+struct copying {
     const real16 *w_qkv, *w_o; /* the first layer's, as what follows */
+    const float *w_qkv_fp32;
     struct layer_vectors vectors;
     int64_t matrix_stride, vector_stride; /* to the next layer's */
     char *copies;
-    int64_t copy_bytes; /* from a layer's to the next */
-    int d, a, e, head_bits;
+    int64_t copy_bytes;          /* from a layer's to the next */
+    int d, a, e, head_bits, all; /* elements of a layer's */
 };
 
-enum { PAD_THREADS = 256, PADDED_VECTORS = B_1 / D };
+enum { COPY_THREADS = 256, PADDED_VECTORS = B_1 / D };
 
-/* An element a thread, a layer blockIdx.y. Bytes of a layer: 4 d (2 d + 9) read, 4 a (2 d + 9) written (d 104, 4 heads of 26: 90
- * and 111 KB); latency bounds it. No flops. */
-static __global__ void __launch_bounds__(PAD_THREADS) pad_heads(const __grid_constant__ struct padding p)
+/* An element a thread, a layer blockIdx.y. Bytes of a layer (d 128): 295 KB read and 197 KB written in bf16; of padded heads (d
+ * 104, 4 of 26) 264 and 221 KB, in fp16 90 and 111; latency bounds it. No flops.
+ *
+ * It may write before its wait, beside the kernel before: if that reads the copies still, they become what they are, since whatever
+ * changes parameters is a kernel that awaits it. */
+static __global__ void __launch_bounds__(COPY_THREADS) copy_weights(const __grid_constant__ struct copying p)
 {
-    ps_grid_begin();
-    const int i = blockIdx.x * PAD_THREADS + threadIdx.x, layer = blockIdx.y, wide = 3 * p.a, qkv = p.d * wide,
-              all = qkv + p.a * p.d;
+    ps_grid_release();
+    const int i = blockIdx.x * COPY_THREADS + threadIdx.x, layer = blockIdx.y, wide = QKV_PARTS * p.a, qkv = p.d * wide,
+              matrices = qkv + p.a * p.d;
     real16 *const to = (real16 *)(p.copies + layer * p.copy_bytes);
     const int64_t matrix = layer * p.matrix_stride, vector = layer * p.vector_stride;
     if (i < qkv) {
-        const int row = i / wide, column = own_column(i - row * wide, p.e, p.head_bits);
-        to[i] = column < 3 * p.d ? p.w_qkv[matrix + row * (3 * p.d) + column] : real16(0.0f);
-    } else if (i < all) {
+        const int row = i / wide, part = (i - row * wide) / p.a;
+        const int column = own_column(i - row * wide - part * p.a, p.e, p.head_bits);
+        const int64_t from = matrix + row * (3 * p.d) + part % 3 * p.d + column;
+        if (part < REAL16_PARTS) {
+            ((ps_fp16 *)to)[i] = ps_fp16(column < p.d ? p.w_qkv_fp32[from] : 0.0f);
+        } else {
+            to[i] = column < p.d ? p.w_qkv[from] : real16(0.0f);
+        }
+    } else if (i < matrices && i < p.all) {
         const int line = (i - qkv) / p.d, row = own_column(line, p.e, p.head_bits);
         to[i] = row < p.d ? p.w_o[matrix + row * p.d + (i - qkv - line * p.d)] : real16(0.0f);
-    } else if (i < all + PADDED_VECTORS * p.a) {
-        const int number = (i - all) / p.a, place = i - all - number * p.a;
+    } else if (i < p.all) {
+        const int number = (i - matrices) / p.a, place = i - matrices - number * p.a;
         const int column = number >= B_QKV / D && number < B_O / D ? own_column(place, p.e, p.head_bits) : place;
-        ((float *)(to + all))[i - all] = column < p.d ? vector_at(p.vectors, number, p.d)[vector + column] : 0.0f;
+        ((float *)(to + matrices))[i - matrices] = column < p.d ? vector_at(p.vectors, number, p.d)[vector + column] : 0.0f;
     }
+    ps_grid_wait();
 }
 
 } // namespace PS_REAL16_SPACE
