@@ -677,9 +677,9 @@ struct ps_encoder_sizes {
 
 /* Every layer: stream[layers] of stream[0] (those between may be left as they are); what backward reads again, in `kept`.
  * stream [layers + 1, S, N, d]; weights flat (type real), the parameters rounded; parameters flat (type parameter), where
- * BatchNorm's running statistics are written. With `embed`, which encoder_prepare has
- * to have granted, its outputs = first: u is stream[0]. With `head`, granted too, besides, its outputs = last: z is stream[layers];
- * its partials have any number of rows from min(S, PS_PARTIAL_BLOCKS) on, which are sums of some sequences each. */
+ * BatchNorm's running statistics are written. With `embed`, which encoder_prepare has to have granted, its outputs = first: u is
+ * stream[0]. With `head`, granted too, besides, its outputs = last: z is stream[layers]; its partials have any number of rows from
+ * min(S, PS_PARTIAL_BLOCKS) on, which are sums of some sequences each. */
 struct ps_encoder_forward {
     struct ps_tensor stream, weights, parameters;
     struct ps_encoder_sizes sizes;
@@ -697,12 +697,13 @@ struct ps_head_gradient {
     int64_t batch;
 };
 
-/* Their backward: recomputes layers from what they left. du = gradient of stream[0]; gradients (flat, type parameter) +=; dy the
- * gradient of stream[layers]. du may be dy. du, dy [S, N, d]. With `embed` du is scratch, and the embedding's gradients += what
- * it would give; its tensors are those of the forward that had `embed` too. With `head`, besides `embed` and where encoder_prepare
- * has granted it, the rest of the head of the forward that had `head`. With `update`, besides both, adamw as it says, of all the
- * parameters: its parameters, gradients and copy are these parameters, gradients and weights, of which the embedding's and the
- * head's are parts; clip_norm and skip 0. headed: the forward, the last one with these, had `head`, and dy is its dz. */
+/* Their backward: recomputes layers from what they left, so it follows the table's last encoder_forward. du = gradient of
+ * stream[0]; gradients (flat, type parameter) +=; dy the gradient of stream[layers]. du may be dy. du, dy [S, N, d]. With `embed`
+ * du is scratch, and the embedding's gradients += what it would give; its tensors are those of the forward that had `embed` too.
+ * With `head`, besides `embed` and where encoder_prepare has granted it, the rest of the head of the forward that had `head`. With
+ * `update`, besides both, adamw as it says, of all the parameters: its parameters, gradients and copy are these parameters,
+ * gradients and weights, of which the embedding's and the head's are parts; clip_norm and skip 0. headed: the forward, the last one
+ * with these, had `head`, and dy is its dz. */
 struct ps_encoder_backward {
     struct ps_tensor du, gradients, dy, stream, weights, parameters;
     struct ps_encoder_sizes sizes;

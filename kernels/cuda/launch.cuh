@@ -5,9 +5,9 @@
  * places while that kernel's last ones still run, and ps_grid_begin waits until that kernel has ended and its memory can be seen.
  * A kernel lets the next one start only after its own wait, and the next one's first block starts when every block has: so the
  * kernel before it has ended then, and what was written two or more kernels ago can be read before ps_grid_begin; nothing may be
- * written before it. Within a pass of encoder/streamed/ launches start one another earlier, but none behind it (struct turn). Other
- * launches (attention/tiled.cu's, gemm/split.cu's and gemm/panel.cu's products, the library's), and copies and fills, are full
- * dependencies as ever. ps_grid_begin is ps_grid_wait and ps_grid_release.
+ * written before it. Within a pass of encoder/streamed/ launches start one another and write earlier, but none behind it (struct
+ * turn, copy_weights). Other launches (attention/tiled.cu's, gemm/split.cu's and gemm/panel.cu's products, the library's), and
+ * copies and fills, are full dependencies as ever. ps_grid_begin is ps_grid_wait and ps_grid_release.
  */
 #ifndef PS_KERNELS_CUDA_LAUNCH_CUH
 #define PS_KERNELS_CUDA_LAUNCH_CUH

@@ -12,7 +12,7 @@
 struct ps_encoder_request : ps_encoder_sizes {
     int64_t sequences, patches, d_model; /* S, N, d; h, f and what is the same for all batches: the sizes */
     const void *weights;                 /* flat, real */
-    const float *parameters;             /* flat, fp32: biases, gamma, beta and, by bf16, W_qkv are read here */
+    const float *parameters;             /* flat, fp32: biases, gamma, beta and, by streamed/ in bf16, W_qkv are read here */
     float *gradients;                    /* flat, fp32, +=; backward only */
     void *u;                             /* real [layers + 1, R, d]: u[0] is read, the others are written */
     void *kept;        /* what backward reads again: the plan's kept_bytes; NULL forward: nothing is kept (inference) */

@@ -43,7 +43,7 @@
  *
  * Heads of other widths than 8, 16 and 32 are padded to the next of these: where they make q, k, v and merged wider than d, forward
  * begins with copies of W_qkv, W_o and the vectors that have zeros there, and weights' gradients are added up without those places.
- * In bf16 it begins with a copy of W_qkv as fp16 besides, by which q, k and v are made.
+ * In bf16 it always copies W_qkv, as fp16, by which q, k and v are made, and in bf16, for the products backward.
  *
  * Dropout's bits are drawn in forward. Sums over rows are taken in a fixed order: the only atomic additions are of one thread.
  *
@@ -152,7 +152,7 @@ static int64_t copied_of(request *r)
     return is_padded(r) ? a * ((QKV_PARTS + 1) * d + PADDED_VECTORS) : PROJECTION_APART ? QKV_PARTS * a * d : 0;
 }
 
-/* Bytes of them, with which the workspace begins. */
+/* Bytes of a layer's; the workspace begins with those of all layers. */
 static int64_t copy_bytes_of(request *r)
 {
     return (2 * copied_of(r) + (is_padded(r) ? 2 * width_of(r) * PADDED_VECTORS : 0) + 255) / 256 * 256;

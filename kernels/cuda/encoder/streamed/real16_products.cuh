@@ -41,7 +41,7 @@ static __device__ __forceinline__ struct chunk backward_chunk(int i, int hidden)
         return {WEIGHT_O, 0, 0, CHUNK * i, true};
     }
     i -= 2;
-    return {WEIGHT_QKV, CHUNK * (i % 2), i < 6 ? 2 - i / 2 : REAL16_PARTS + (i - 6) / 2, 0, false};
+    return {WEIGHT_QKV, CHUNK * (i % 2), i < 6 ? 2 - i / 2 : FIRST_REAL16_PART + (i - 6) / 2, 0, false};
 }
 
 /* True for the last of so many that come here, after what those before have done; then it starts again. */
@@ -206,7 +206,7 @@ static __device__ __forceinline__ void store_panel(unsigned char *panel, const f
     }
 }
 
-/* q, k, v = a W_qkv + b_qkv of the half, q times q_scale; a, its address, is where q goes. */
+/* q, k, v = a W_qkv + b_qkv of the half, of fp16, q times q_scale; a, its address, is where q goes. */
 template <bool BACKWARD>
 static __device__ __forceinline__ void project_qkv(struct weight_ring<BACKWARD> &weights, unsigned char *half, uint32_t a, int warp,
                                                    const float *vectors, float q_scale, int valid)

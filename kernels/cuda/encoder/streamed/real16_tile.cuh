@@ -94,7 +94,7 @@ enum weight { WEIGHT_QKV, WEIGHT_O, WEIGHT_1, WEIGHT_2, WEIGHTS };
  * largest errors of a layer's gradients (docs/benchmarks.md). Then both exist in bf16 besides, for the products backward: W_qkv
  * has six parts, q's, k's and v's as fp16 and then in bf16. */
 static constexpr bool PROJECTION_APART = !std::is_same<real16, ps_fp16>::value;
-enum { QKV_PARTS = PROJECTION_APART ? 6 : 3, REAL16_PARTS = QKV_PARTS - 3 /* the first of those in real16 */ };
+enum { QKV_PARTS = PROJECTION_APART ? 6 : 3, FIRST_REAL16_PART = QKV_PARTS - 3 };
 
 /* Parameters of a layer as model/parameters.h names them. */
 struct layer_vectors {

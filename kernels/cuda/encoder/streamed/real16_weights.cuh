@@ -1,6 +1,6 @@
 /* Weights' and biases' gradients of encoder/streamed/real16.cuh: products of the operands that backward has written, over rows, and
- * the kernels that form the last of them and add all partial sums up, with LayerNorm's. And the copy of weights whose heads have
- * other widths than the kernels' heads. */
+ * the kernels that form the last of them and add all partial sums up, with LayerNorm's. And the copies of weights that forward
+ * begins with. */
 #ifndef PS_KERNELS_CUDA_ENCODER_REAL16_WEIGHTS_CUH
 #define PS_KERNELS_CUDA_ENCODER_REAL16_WEIGHTS_CUH
 
@@ -363,17 +363,18 @@ struct copying {
     struct layer_vectors vectors;
     int64_t matrix_stride, vector_stride; /* to the next layer's */
     char *copies;
-    int64_t copy_bytes;          /* from a layer's to the next */
-    int d, a, e, head_bits, all; /* elements of a layer's */
+    int64_t copy_bytes; /* from a layer's to the next */
+    int d, a, e, head_bits;
+    int all; /* elements of a layer's copies */
 };
 
 enum { COPY_THREADS = 256, PADDED_VECTORS = B_1 / D };
 
 /* An element a thread, a layer blockIdx.y. Bytes of a layer (d 128): 295 KB read and 197 KB written in bf16; of padded heads (d
- * 104, 4 of 26) 264 and 221 KB, in fp16 90 and 111; latency bounds it. No flops.
+ * 104, 4 of 26) 220 and 191 KB, in fp16 90 and 111; latency bounds it. No flops.
  *
- * It may write before its wait, beside the kernel before: if that reads the copies still, they become what they are, since whatever
- * changes parameters is a kernel that awaits it. */
+ * It reads and writes before its wait. Parameters are older than the kernel before, or that is a full dependency. If it is a
+ * forward that still reads the copies, the same values are written again. */
 static __global__ void __launch_bounds__(COPY_THREADS) copy_weights(const __grid_constant__ struct copying p)
 {
     ps_grid_release();
@@ -385,7 +386,7 @@ static __global__ void __launch_bounds__(COPY_THREADS) copy_weights(const __grid
         const int row = i / wide, part = (i - row * wide) / p.a;
         const int column = own_column(i - row * wide - part * p.a, p.e, p.head_bits);
         const int64_t from = matrix + row * (3 * p.d) + part % 3 * p.d + column;
-        if (part < REAL16_PARTS) {
+        if (part < FIRST_REAL16_PART) {
             ((ps_fp16 *)to)[i] = ps_fp16(column < p.d ? p.w_qkv_fp32[from] : 0.0f);
         } else {
             to[i] = column < p.d ? p.w_qkv[from] : real16(0.0f);
@@ -398,7 +399,7 @@ static __global__ void __launch_bounds__(COPY_THREADS) copy_weights(const __grid
         const int column = number >= B_QKV / D && number < B_O / D ? own_column(place, p.e, p.head_bits) : place;
         ((float *)(to + matrices))[i - matrices] = column < p.d ? vector_at(p.vectors, number, p.d)[vector + column] : 0.0f;
     }
-    ps_grid_wait();
+    ps_grid_wait(); /* so that who awaits this kernel has awaited the one before too */
 }
 
 } // namespace PS_REAL16_SPACE
