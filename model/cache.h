@@ -63,7 +63,7 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(d_head_out, PS_LEVEL_ALL, outputs, real)              /* its gradient */                                                 \
     X(head_partials, PS_LEVEL_ALL, groups *(H + 1), PS_F64) /* of the loss and b_h's gradient [rows, H + 1] */                 \
     X(gradient, PS_LEVEL_ALL, R *d, real)                   /* dy on the way down, du after a layer [R, d] */                  \
-    X(masked, PS_LEVEL_BOTH, R *d, real)                    /* drop'(dy) [R, d] */                                             \
+    X(masked, PS_LEVEL_BOTH, R *d, real)                    /* drop'(dy), or dy between a layer's branches [R, d] */           \
     X(norm_means, PS_LEVEL_GEMM, 2 * d, statistics)         /* of a BatchNorm's backward: of g and of g xhat [2, d] */         \
     X(masked_o, PS_LEVEL_GEMM, together *R *d, real)        /* the same of W_o's, while W_2's is needed [R, d] */              \
     X(branch, PS_LEVEL_BOTH, R *a, real)                    /* gradient inside a layer's branch [R, d or a] */                 \

@@ -87,18 +87,18 @@ struct ps_layer_norm ps_norm_mine(const struct ps_layer *layer, const struct ps_
 /* What a rank without rows does in place of a norm's forward, and of its backward. */
 enum ps_status ps_norm_attend(const struct ps_layer *layer, enum ps_norm_number number);
 enum ps_status ps_norm_attend_backward(const struct ps_layer *layer);
-/* The backward of pre-norm's meeting of stream and branch: gradient += norm'(branch). branch is scratch. `next`: dropout of the
- * branch below; its notes say whether the gradient was masked by it too. */
+/* The backward of pre-norm's meeting of stream and branch: gradient = before + norm'(branch); gradient may be before. branch is
+ * scratch. `next`: dropout of the branch below; its notes say whether the gradient was masked by it too. */
 enum ps_status ps_norm_join_pre(const struct ps_layer *layer, enum ps_norm_number number, struct ps_tensor gradient,
-                                struct ps_tensor branch, struct ps_dropout next);
+                                struct ps_tensor before, struct ps_tensor branch, struct ps_dropout next);
 /* A norm of rows' backward, dx = norm'(dy) + addend, as the operation takes it: masked by `next` for the branch that is next, with
  * its bias's gradient. And notes that it has been done. */
 struct ps_layernorm_backward ps_norm_backward_of(const struct ps_layer *layer, enum ps_norm_number number, struct ps_tensor dx,
                                                  struct ps_tensor dy, struct ps_tensor addend, struct ps_dropout next);
 void ps_norm_note(const struct ps_layer *layer, const struct ps_layernorm_backward *done);
-/* And of post-norm's: gradient = norm'(gradient + branch), branch absent: norm'(gradient). */
+/* And of post-norm's: gradient = norm'(before + branch), likewise; branch absent: norm'(gradient). */
 enum ps_status ps_norm_join_post(const struct ps_layer *layer, enum ps_norm_number number, struct ps_tensor gradient,
-                                 struct ps_tensor branch, struct ps_dropout next);
+                                 struct ps_tensor before, struct ps_tensor branch, struct ps_dropout next);
 
 /* Row-major descriptors of the layer's real buffers. */
 struct ps_tensor ps_layer_rows(const struct ps_layer *layer, void *buffer, int64_t columns); /* [R, columns] */

@@ -504,11 +504,11 @@ static enum ps_status tiled_backward(const struct ps_layer *l, struct ps_tensor 
 /* Pre-norm's last step down a branch that begins with a norm of rows, with that norm's backward and the meeting with the stream, as
  * ps_norm_join_pre has it, in one where that is served; else *done is 0 and nothing has been done. */
 static enum ps_status branch_joined(const struct ps_layer *l, enum ps_norm_number number, struct ps_tensor gradient,
-                                    struct ps_tensor dy, struct ps_tensor weight, int *done)
+                                    struct ps_tensor before, struct ps_tensor dy, struct ps_tensor weight, int *done)
 {
     const struct ps_tensor nothing = {.data = NULL};
     const struct ps_dropout next = number == PS_NORM_2 ? l->attention_dropout : l->below_dropout;
-    const struct ps_layernorm_backward b = ps_norm_backward_of(l, number, gradient, nothing, gradient, next);
+    const struct ps_layernorm_backward b = ps_norm_backward_of(l, number, gradient, nothing, before, next);
     PS_TRY(finish(l,
                   &(struct ps_gemm_finish){.c = b.dx,
                                            .dgamma = b.dgamma,
@@ -531,18 +531,19 @@ static enum ps_status branch_joined(const struct ps_layer *l, enum ps_norm_numbe
     return PS_OK;
 }
 
-/* A branch's last step down: *branch = dy weight'. Of post-norm the stream's gradient becomes the sum of both in the same product
- * where that is served, and *branch is absent then; of pre-norm with a norm of rows, norm `number`, what ps_norm_join_pre would
- * make of it likewise. `norm`, where there is one: of a BatchNorm, whose backward reads the result, what it sums may be there then
- * too, as notes tell. */
+/* A branch's last step down: *branch = dy weight'. Of post-norm the stream's gradient, `before`, becomes the sum of both in
+ * `gradient` in the same product where that is served, and *branch is absent then; of pre-norm with a norm of rows, norm `number`,
+ * what ps_norm_join_pre would make of it likewise. `norm`, where there is one: of a BatchNorm, whose backward reads the result,
+ * what it sums may be there then too, as notes tell. */
 static enum ps_status branch_input(const struct ps_layer *l, struct ps_tensor *branch, struct ps_tensor gradient,
-                                   struct ps_tensor dy, struct ps_tensor weight, enum ps_norm_number number,
-                                   const struct ps_layer_norm *norm)
+                                   struct ps_tensor before, struct ps_tensor dy, struct ps_tensor weight,
+                                   enum ps_norm_number number, const struct ps_layer_norm *norm)
 {
     const int post = l->norm_place == PS_NORM_POST, counted = norm && l->norm == PS_NORM_BATCH && !ps_norm_is_shared(l);
     struct ps_gemm_finish whole = {.c = *branch, .a = dy, .b = ps_transposed(weight), .finish = PS_FINISH_SUM};
     if (post) {
-        whole.c = whole.addend = gradient;
+        whole.c = gradient;
+        whole.addend = before;
     }
     if (counted) {
         whole.means = ps_layer_norm_means(l);
@@ -555,7 +556,7 @@ static enum ps_status branch_input(const struct ps_layer *l, struct ps_tensor *b
     }
     int done = 0;
     if (!post && l->norm != PS_NORM_BATCH) {
-        PS_TRY(branch_joined(l, number, gradient, dy, weight, &done));
+        PS_TRY(branch_joined(l, number, gradient, before, dy, weight, &done));
         if (done) {
             branch->data = NULL;
             return PS_OK;
@@ -574,16 +575,18 @@ static enum ps_status branch_input(const struct ps_layer *l, struct ps_tensor *b
     return PS_OK;
 }
 
-/* *branch = the gradient of the feed-forward's input, from dy, that of its end, as branch_input gives it. */
+/* *branch = the gradient of the feed-forward's input, from dy, the stream's at its end, as branch_input gives it with `gradient`.
+ */
 static enum ps_status feed_forward_backward(const struct ps_layer *l, struct gradients *later, struct ps_tensor *branch,
-                                            struct ps_tensor dy, struct ps_tensor a, const struct ps_layer_norm *norm)
+                                            struct ps_tensor gradient, struct ps_tensor dy, struct ps_tensor a,
+                                            const struct ps_layer_norm *norm)
 {
     const struct ps_kernels *k = l->k;
     const struct ps_shared_cache *s = l->shared;
     const struct ps_tensor *w = l->weight, *g = l->gradient;
     if (l->feed_forward) { /* of post-norm the stream's gradient becomes the sum of both, as branch_input's */
         const int post = l->norm_place == PS_NORM_POST;
-        struct ps_tensor gradient = ps_layer_rows(l, s->gradient, l->d), nothing = {.data = NULL};
+        const struct ps_tensor nothing = {.data = NULL};
         PS_TRY(k->feed_forward_backward(k, &(struct ps_feed_forward_backward){.dx = post ? gradient : *branch,
                                                                               .dw_1 = g[PS_W_1],
                                                                               .db_1 = g[PS_B_1],
@@ -594,7 +597,7 @@ static enum ps_status feed_forward_backward(const struct ps_layer *l, struct gra
                                                                               .w_1 = w[PS_W_1],
                                                                               .b_1 = w[PS_B_1],
                                                                               .w_2 = w[PS_W_2],
-                                                                              .addend = post ? gradient : nothing,
+                                                                              .addend = post ? dy : nothing,
                                                                               .hidden_dropout = l->hidden_dropout,
                                                                               .output_dropout = l->output_dropout,
                                                                               .activation = l->activation}));
@@ -635,15 +638,16 @@ static enum ps_status feed_forward_backward(const struct ps_layer *l, struct gra
                                                                           .activation = l->activation}));
     }
     PS_TRY(weight_gradient(l, later, w_1.dweight, w_1.dbias, a, d_inner));
-    if (!l->output_dropout.threshold) { /* dy itself is soon another's */
+    if (!l->output_dropout.threshold && gradient.data == dy.data) { /* dy itself is soon another's */
         PS_TRY(gradients_end(l, later));
     }
-    return branch_input(l, branch, ps_layer_rows(l, l->shared->gradient, l->d), d_inner, w[PS_W_1], PS_NORM_2, norm);
+    return branch_input(l, branch, gradient, dy, d_inner, w[PS_W_1], PS_NORM_2, norm);
 }
 
 /* The same of attention. */
 static enum ps_status attention_backward(const struct ps_layer *l, struct gradients *later, struct ps_tensor *branch,
-                                         struct ps_tensor dy, struct ps_tensor a, const struct ps_layer_norm *norm)
+                                         struct ps_tensor gradient, struct ps_tensor dy, struct ps_tensor a,
+                                         const struct ps_layer_norm *norm)
 {
     const struct ps_kernels *k = l->k;
     const struct ps_tensor *w = l->weight, *g = l->gradient;
@@ -664,7 +668,7 @@ static enum ps_status attention_backward(const struct ps_layer *l, struct gradie
         }
     }
     PS_TRY(gradients_end(l, later));
-    return branch_input(l, branch, ps_layer_rows(l, l->shared->gradient, l->d), rows, w[PS_W_QKV], PS_NORM_1, norm);
+    return branch_input(l, branch, gradient, dy, rows, w[PS_W_QKV], PS_NORM_1, norm);
 }
 
 enum ps_status ps_layer_gemm_backward(const struct ps_layer *l)
@@ -674,19 +678,22 @@ enum ps_status ps_layer_gemm_backward(const struct ps_layer *l)
     struct ps_tensor gradient = ps_layer_rows(l, l->shared->gradient, l->d), branch = ps_layer_rows(l, l->shared->branch, l->d);
     struct ps_tensor first = ps_layer_rows(l, c->norm1_out, l->d), below = branch, nothing = {.data = NULL};
     struct gradients all = {.count = 0}, *later = l->gradients_together ? &all : NULL;
+    /* Without dropout W_2's gradient reads the stream's own, which so stays until all are asked for. */
+    const int stays = later && !l->output_dropout.threshold && !l->attention_dropout.threshold;
+    const struct ps_tensor between = stays ? ps_layer_rows(l, l->shared->masked, l->d) : gradient;
     if (l->norm_place == PS_NORM_POST) {
-        PS_TRY(ps_norm_join_post(l, PS_NORM_2, gradient, nothing, l->output_dropout));
+        PS_TRY(ps_norm_join_post(l, PS_NORM_2, gradient, gradient, nothing, l->output_dropout));
         const struct folded w_1 = folded_1(l), qkv = folded_qkv(l);
         const struct ps_tensor residual = ps_layer_rows(l, c->residual, l->d);
-        PS_TRY(feed_forward_backward(l, later, &branch, gradient, l->folded ? residual : first, &norm1));
-        PS_TRY(ps_norm_join_post(l, PS_NORM_1, gradient, branch, l->attention_dropout));
-        PS_TRY(attention_backward(l, later, &below, gradient, stream_of(l), l->first ? NULL : &l->below_norm2));
+        PS_TRY(feed_forward_backward(l, later, &branch, between, gradient, l->folded ? residual : first, &norm1));
+        PS_TRY(ps_norm_join_post(l, PS_NORM_1, between, gradient, branch, l->attention_dropout));
+        PS_TRY(attention_backward(l, later, &below, gradient, between, stream_of(l), l->first ? NULL : &l->below_norm2));
         PS_TRY(unfold(l, &w_1));
         PS_TRY(unfold(l, &qkv));
-        return below.data ? l->k->add(l->k, &(struct ps_add){.y = gradient, .a = gradient, .b = below}) : PS_OK;
+        return below.data ? l->k->add(l->k, &(struct ps_add){.y = gradient, .a = between, .b = below}) : PS_OK;
     }
-    PS_TRY(feed_forward_backward(l, later, &branch, gradient, ps_layer_rows(l, c->norm2_out, l->d), &norm2));
-    PS_TRY(branch.data ? ps_norm_join_pre(l, PS_NORM_2, gradient, branch, l->attention_dropout) : PS_OK);
-    PS_TRY(attention_backward(l, later, &below, gradient, first, &norm1));
-    return below.data ? ps_norm_join_pre(l, PS_NORM_1, gradient, below, l->below_dropout) : PS_OK;
+    PS_TRY(feed_forward_backward(l, later, &branch, between, gradient, ps_layer_rows(l, c->norm2_out, l->d), &norm2));
+    PS_TRY(branch.data ? ps_norm_join_pre(l, PS_NORM_2, between, gradient, branch, l->attention_dropout) : PS_OK);
+    PS_TRY(attention_backward(l, later, &below, gradient, between, first, &norm1));
+    return below.data ? ps_norm_join_pre(l, PS_NORM_1, gradient, between, below, l->below_dropout) : PS_OK;
 }

@@ -217,23 +217,23 @@ static enum ps_status backward(const struct ps_layer *l, enum ps_norm_number num
 static const struct ps_tensor none = {.data = NULL};
 
 enum ps_status ps_norm_join_pre(const struct ps_layer *l, enum ps_norm_number number, struct ps_tensor gradient,
-                                struct ps_tensor branch, struct ps_dropout next)
+                                struct ps_tensor before, struct ps_tensor branch, struct ps_dropout next)
 {
     if (l->epilogue) {
-        return backward(l, number, gradient, branch, none, gradient, next);
+        return backward(l, number, gradient, branch, none, before, next);
     }
     PS_TRY(backward(l, number, branch, branch, none, none, next));
-    return l->k->add(l->k, &(struct ps_add){.y = gradient, .a = gradient, .b = branch});
+    return l->k->add(l->k, &(struct ps_add){.y = gradient, .a = before, .b = branch});
 }
 
 enum ps_status ps_norm_join_post(const struct ps_layer *l, enum ps_norm_number number, struct ps_tensor gradient,
-                                 struct ps_tensor branch, struct ps_dropout next)
+                                 struct ps_tensor before, struct ps_tensor branch, struct ps_dropout next)
 {
     if (branch.data && l->epilogue && l->norm == PS_NORM_BATCH && !ps_norm_is_shared(l)) {
-        return backward(l, number, gradient, gradient, branch, none, next);
+        return backward(l, number, gradient, before, branch, none, next);
     }
     if (branch.data) {
-        PS_TRY(l->k->add(l->k, &(struct ps_add){.y = gradient, .a = gradient, .b = branch}));
+        PS_TRY(l->k->add(l->k, &(struct ps_add){.y = gradient, .a = before, .b = branch}));
     }
     return backward(l, number, gradient, gradient, none, none, next);
 }
