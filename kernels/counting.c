@@ -314,6 +314,12 @@ static enum ps_status hooked_gemm_gradients(const struct ps_kernels *k, const st
     return status;
 }
 
+static enum ps_status hooked_later_sums(const struct ps_kernels *k, void *memory, size_t bytes)
+{
+    const struct hooked *h = k->context;
+    return h->inner->later_sums(h->inner, memory, bytes);
+}
+
 static const char *hooked_way(const struct ps_kernels *k, enum ps_op op, const void *arguments)
 {
     const struct hooked *h = k->context;
@@ -344,6 +350,7 @@ enum ps_status ps_kernels_hooked(const struct ps_kernels *inner, ps_hook *hook, 
     k->way = inner->way ? hooked_way : NULL;
     k->beside = inner->beside ? hooked_beside : NULL;
     k->gemm_gradients = inner->gemm_gradients ? hooked_gemm_gradients : NULL;
+    k->later_sums = inner->later_sums ? hooked_later_sums : NULL;
 #define PS_X(name, kind, tensors, flops) k->name = inner->name ? hooked_##name : NULL;
     PS_KERNEL_LIST(PS_X)
 #undef PS_X

@@ -855,6 +855,10 @@ struct ps_kernels {
      * one.
      */
     enum ps_status (*gemm_gradients)(const struct ps_kernels *k, const struct ps_gemm_gradient *each, int count);
+    /* With memory: from now on what layernorm_backward, gemm_finish, embed_backward, channel_affine_backward, and bias_grad with
+     * masked, add to parameters' gradients may wait there; no such gradient is read or added to a second time then. Without: all
+     * that waits is added. NULL where nothing waits. */
+    enum ps_status (*later_sums)(const struct ps_kernels *k, void *memory, size_t bytes);
     /* Frees the table and its context. */
     void (*close)(struct ps_kernels *k);
 };

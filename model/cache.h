@@ -90,12 +90,16 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(padded_dw_qkv, PS_LEVEL_PADDED, layers *d * 3 * a, parameter) /* gradients in a backward pass, else 0 */                 \
     X(padded_dw_o, PS_LEVEL_PADDED, layers *a *d, parameter)                                                                   \
     X(padded_db_qkv, PS_LEVEL_PADDED, layers * 3 * a, parameter)                                                               \
-    X(wide_a, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real) /* elementary temporaries */                                   \
+    X(sums, PS_LEVEL_GEMM, k->later_sums ? PS_LATER_SUMS : 0, parameter) /* where parts of gradients' sums wait */             \
+    X(wide_a, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real)          /* elementary temporaries */                          \
     X(wide_b, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real)                                                                \
     X(narrow_a, PS_LEVEL_NONE, R *d, real)                                                                                     \
     X(narrow_b, PS_LEVEL_NONE, R *d, real)                                                                                     \
     X(column_a, PS_LEVEL_NONE, R *h, real) /* one number a row of d, or of a head's N */                                       \
     X(column_b, PS_LEVEL_NONE, R *h, real)
+
+/* Elements: what six norms of 128 columns and the embedding of 64 patches leave twice; of more some are added on the way. */
+enum { PS_LATER_SUMS = 1 << 20 };
 
 #define PS_LARGER(a, b) ((a) > (b) ? (a) : (b))
 

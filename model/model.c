@@ -924,6 +924,19 @@ static enum ps_status update_rest(const struct ps_model *m, const struct ps_adam
     return update_part(m, update, m->layout->decayed, m->layout->count);
 }
 
+/* Behind the head, down to the embedding's gradients. Sums over rows wait until there are all. */
+static enum ps_status windows_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch,
+                                       struct ps_dropout dropout)
+{
+    const struct ps_kernels *k = m->k;
+    const struct ps_shared_cache *s = &m->cache.shared;
+    PS_TRY(s->sums ? k->later_sums(k, s->sums, PS_LATER_SUMS * ps_type_bytes(k->parameter)) : PS_OK);
+    enum ps_status status = encode_backward(m, state, batch, 1, NULL, NULL, NULL);
+    status = status == PS_OK ? ps_embedding_backward(m, batch, dropout) : status;
+    const enum ps_status ended = s->sums ? k->later_sums(k, NULL, 0) : PS_OK;
+    return status == PS_OK ? ended : status;
+}
+
 /* A training pass; with AdamW, when there is `update`. */
 static enum ps_status train(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
                             const struct ps_adamw *update)
@@ -943,8 +956,7 @@ static enum ps_status train(struct ps_model *m, const struct ps_windows *windows
     if (m->encoder.span >= PS_SPAN_EMBEDDING) {
         PS_TRY(encode_backward(m, state, batch, 1, &embed, NULL, NULL));
     } else {
-        PS_TRY(encode_backward(m, state, batch, 1, NULL, NULL, NULL));
-        PS_TRY(ps_embedding_backward(m, batch, dropout));
+        PS_TRY(windows_backward(m, state, batch, dropout));
     }
     PS_TRY(m->k->beside ? m->k->beside(m->k, PS_BESIDE_JOIN) : PS_OK);
     return update ? update_rest(m, update, early) : PS_OK;

@@ -2612,6 +2612,59 @@ START_TEST(gradients_together)
 }
 END_TEST
 
+static enum ps_status (*own_later_sums)(const struct ps_kernels *k, void *memory, size_t bytes);
+static size_t later_room;
+static int later_begun, later_ended;
+
+static enum ps_status later_sums_in_less(const struct ps_kernels *k, void *memory, size_t bytes)
+{
+    memory ? later_begun++ : later_ended++;
+    return own_later_sums(k, memory, bytes < later_room ? bytes : later_room);
+}
+
+/* Sums over rows that wait until there are all are to the last bit those added one by one, however many of them there is room for.
+ */
+START_TEST(sums_wait)
+{
+    static const size_t rooms[] = {0, 3000, 20000, 1 << 30};
+    enum { ROOMS = sizeof rooms / sizeof *rooms };
+    struct ps_model_shape shape = layer_rows[_i / 3].variant;
+    const struct ps_model_shape *sizes = &layer_shapes[0];
+    shape.channels = sizes->channels, shape.seq_len = sizes->seq_len, shape.pred_len = sizes->pred_len;
+    shape.patch_len = sizes->patch_len, shape.stride = sizes->stride, shape.pad_end = sizes->pad_end;
+    shape.d_model = 48, shape.n_heads = 4, shape.d_ff = 80; /* what norms inside products take */
+    shape.revin = 1, shape.n_layers = 3, shape.dropout = _i % 3 ? 0.2 : 0;
+    const struct ps_model_options options = {.level = PS_LEVEL_GEMM,
+                                             .merge_qkv = 1,
+                                             .epilogue = 1,
+                                             .tiled_attention = ps_dropout_rate(&shape, PS_DROP_ATTENTION_WEIGHTS) <= 0,
+                                             .seed = 5};
+    double *gradients[ROOMS];
+    int64_t count = 0;
+    for (int room = 0; room < ROOMS; room++) {
+        struct fixture f = fixture_open_with("cuda", "cuda", _i % 3 == 2 ? PS_TF32 : PS_PRECISION_BF16, &shape, 64, &options);
+        own_later_sums = f.k->later_sums;
+        f.k->later_sums = later_sums_in_less;
+        later_room = rooms[room];
+        later_begun = later_ended = 0;
+        (void)fixture_loss(&f);
+        gradients[room] = fixture_gradients(&f);
+        ck_assert_int_eq(later_begun, 1);
+        ck_assert_int_eq(later_ended, 1);
+        count = f.count;
+        fixture_close(&f);
+    }
+    for (int room = 1; room < ROOMS; room++) {
+        for (int64_t i = 0; i < count; i++) {
+            ck_assert_msg(gradients[room][i] == gradients[0][i], "%zu bytes: element %lld is %.9g, not %.9g", rooms[room],
+                          (long long)i, gradients[room][i], gradients[0][i]);
+        }
+        free(gradients[room]);
+    }
+    free(gradients[0]);
+}
+END_TEST
+
 static const struct ps_kernels *asked_table;
 static int64_t asked_patches, asked_head;
 
@@ -3210,6 +3263,7 @@ int main(void)
         }
         tcase_add_loop_test(tests, layer_is_made_of_cuda, 0, 8);
         tcase_add_loop_test(tests, variant_is_made_of_cuda, 0, 4 * LAYER_ROWS);
+        tcase_add_loop_test(tests, sums_wait, 0, 3 * LAYER_ROWS);
         tcase_add_loop_test(tests, level_none_is_made_of_cuda, 0, 2);
     } else {
         printf("skipped: forecasts, levels, steps in 16 bits, differences and counts on CUDA: no CUDA device\n");

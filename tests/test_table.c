@@ -184,6 +184,33 @@ static enum ps_status failing_gradients(const struct ps_kernels *k, const struct
     return ps_fail(PS_DEVICE, "out of order");
 }
 
+static void *later_memory;
+
+static enum ps_status failing_sums(const struct ps_kernels *k, void *memory, size_t bytes)
+{
+    called_with = k;
+    later_memory = memory;
+    ck_assert_uint_eq(bytes, 40);
+    return ps_fail(PS_DEVICE, "no sums");
+}
+
+/* Sums that wait are no operation to the hook. */
+START_TEST(test_hooked_later_sums)
+{
+    struct trace trace = {0};
+    struct ps_kernels inner = {.backend = "fake", .precision = PS_FP32, .later_sums = failing_sums}, none = {0}, *k = NULL;
+    ck_assert_int_eq(ps_kernels_hooked(&inner, trace_hook, &trace, &k), PS_OK);
+    ck_assert_int_eq(k->later_sums(k, &trace, 40), PS_DEVICE);
+    ck_assert_ptr_eq(called_with, &inner);
+    ck_assert_ptr_eq(later_memory, &trace);
+    ck_assert_int_eq(trace.n, 0);
+    k->close(k);
+    ck_assert_int_eq(ps_kernels_hooked(&none, trace_hook, &trace, &k), PS_OK);
+    ck_assert(k->later_sums == NULL);
+    k->close(k);
+}
+END_TEST
+
 /* Several gradients at once are an operation each to the hook. */
 START_TEST(test_hooked_gradients)
 {
@@ -331,6 +358,7 @@ int main(void)
     tcase_add_test(parts, test_hooked);
     tcase_add_test(parts, test_hooked_refusal);
     tcase_add_test(parts, test_hooked_gradients);
+    tcase_add_test(parts, test_hooked_later_sums);
     suite_add_tcase(suite, parts);
     TCase *opened = tcase_create("opened");
     tcase_add_checked_fixture(opened, open_oracle, close_oracle);

@@ -10,7 +10,23 @@
 struct ps_cuda_gemm;       /* cuBLASLt's handle and plans: gemm/cublaslt_plans.cu */
 struct ps_encoder_planned; /* plans of level layer: encoder/choose.cu */
 
-enum { PS_COLUMN_TILES = 4096, PS_TURN_COUNTS = 5 };
+enum { PS_COLUMN_TILES = 4096, PS_TURN_COUNTS = 5, PS_COLUMN_JOBS = 32 };
+
+/* first[i] += sum over rows of partials[row, i] for i < split, second[i - split] += the same for the columns from split on. */
+struct ps_cuda_columns {
+    float *first, *second;
+    int64_t split;
+    const float *partials;
+    int64_t rows, columns;
+};
+
+/* Such sums that wait to be added in one, ps_kernels.later_sums; their partials lie in memory. */
+struct ps_cuda_later {
+    char *memory; /* NULL: none waits */
+    size_t bytes, used;
+    int count;
+    struct ps_cuda_columns job[PS_COLUMN_JOBS];
+};
 
 /* ps_kernels.context. */
 struct ps_cuda_context {
@@ -20,6 +36,7 @@ struct ps_cuda_context {
     /* Partial sums of the reductions; operations follow one another on the stream, so they share it. */
     void *workspace;
     size_t workspace_bytes;
+    mutable struct ps_cuda_later later;
     int shared_bytes; /* the most shared memory that a block can have */
     /* Level layer: partial gradients, packed weights; taken by encoder_prepare, zeroed then. */
     void *encoder_workspace;
@@ -63,15 +80,12 @@ int64_t ps_cuda_width(const struct ps_tensor *t);
 /* PS_OK when the workspace holds this many bytes. */
 enum ps_status ps_cuda_workspace(const struct ps_cuda_context *c, const char *op, size_t bytes);
 
-/* first[i] += sum over rows of partials[row, i] for i < split, second[i - split] += the same for the columns from split on. The
- * order of the sum depends on rows alone. One or two such jobs in one launch. ops/reduce.cu */
-struct ps_cuda_columns {
-    float *first, *second;
-    int64_t split;
-    const float *partials;
-    int64_t rows, columns;
-};
+/* Room for the partials of one or two such jobs: where sums wait, if it has so much, else the workspace. ops/reduce.cu */
+enum ps_status ps_cuda_partials(const struct ps_cuda_context *c, const char *op, size_t floats, float **partials);
+/* Adds what the jobs, whose partials lie there, say, in one launch, or lets them wait. */
 enum ps_status ps_cuda_add_columns(const struct ps_cuda_context *c, const char *op, const struct ps_cuda_columns *jobs, int count);
+/* ps_kernels.later_sums */
+enum ps_status ps_cuda_later_sums(const struct ps_kernels *k, void *memory, size_t bytes);
 
 /* bias_activation and activation_backward of swiglu: ops/swiglu.cu */
 enum ps_status ps_cuda_swiglu(const struct ps_kernels *k, const struct ps_bias_activation *a);

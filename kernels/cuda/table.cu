@@ -289,6 +289,7 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
     k->attention_patches = k->real == PS_F32 ? PS_ATTENTION_PATCHES : 0;
     k->attention_head = k->real == PS_F32 ? PS_ATTENTION_HEAD : PS_ATTENTION_HEAD16;
     k->beside = cuda_beside;
+    k->later_sums = ps_cuda_later_sums;
     if (k->real != PS_F32) {
         k->embed_forward = ps_cuda_embed_forward;
         k->embed_backward = ps_cuda_embed_backward;

@@ -595,8 +595,7 @@ static enum ps_status launch_gradients(const struct ps_cuda_context *c, const ch
     e->down = e->down < e->share ? e->down : e->share; /* of few sequences blocks are small, and several a multiprocessor */
     const int64_t positions = (int64_t)e->count * e->d, columns = (int64_t)(e->patch + 1) * e->d,
                   parts = (int64_t)shares * e->count;
-    PS_TRY(ps_cuda_workspace(c, op, (size_t)(shares * positions + parts * columns) * sizeof(float)));
-    e->position = (float *)c->workspace;
+    PS_TRY(ps_cuda_partials(c, op, (size_t)(shares * positions + parts * columns), &e->position));
     e->product = e->position + shares * positions;
     const size_t bytes = shape::bytes(e->across, e->down);
     if (bytes > (size_t)c->shared_bytes) {

@@ -646,8 +646,7 @@ static enum ps_status launch_norm(const struct ps_cuda_context *c, const char *o
     PS_TRY((open_maps<N * TEAM, ACROSS, 1>(&a, &b, p, 64)));
     const int64_t rows = x.blocks, kinds = f->row_mean.data ? 2 : 1;
     if (!ACROSS) {
-        PS_TRY(ps_cuda_workspace(c, op, (size_t)(rows * 3 * x.n) * sizeof(float)));
-        norm.partials = (float *)c->workspace;
+        PS_TRY(ps_cuda_partials(c, op, (size_t)(rows * 3 * x.n), &norm.partials));
         norm.bias_partials = norm.partials + rows * kinds * x.n;
     }
     ps_cuda_launch(c, kernel, dim3((unsigned)x.blocks), (unsigned)(crews * GROUP), (size_t)shared, a, b, x, norm);

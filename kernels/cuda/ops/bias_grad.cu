@@ -116,11 +116,11 @@ static __global__ void __launch_bounds__(block, 4)
 }
 
 template <typename T, int VEC, bool DROP>
-static void launch(const struct ps_cuda_context *c, const struct ps_bias_grad *a, T *masked, int64_t rows, int64_t shares,
-                   int64_t share_rows, int n, int tiles, int tx_bits)
+static void launch(const struct ps_cuda_context *c, const struct ps_bias_grad *a, float *partials, T *masked, int64_t rows,
+                   int64_t shares, int64_t share_rows, int n, int tiles, int tx_bits)
 {
-    ps_cuda_launch(c, column_sums<T, VEC, DROP>, (unsigned)(shares * tiles), block, 0, (float *)c->workspace, masked,
-                   (const T *)a->dy.data, rows, share_rows, n, tiles, tx_bits, a->dropout);
+    ps_cuda_launch(c, column_sums<T, VEC, DROP>, (unsigned)(shares * tiles), block, 0, partials, masked, (const T *)a->dy.data,
+                   rows, share_rows, n, tiles, tx_bits, a->dropout);
 }
 
 template <typename T> static enum ps_status bias_grad(const struct ps_kernels *k, const struct ps_bias_grad *a)
@@ -160,19 +160,24 @@ template <typename T> static enum ps_status bias_grad(const struct ps_kernels *k
     shares = shares < 1 ? 1 : shares > most ? most : shares;
     const int64_t share_rows = ((rows + shares - 1) / shares + pass - 1) / pass * pass;
     shares = (rows + share_rows - 1) / share_rows;
-    PS_TRY(ps_cuda_workspace(c, op, (size_t)(shares * n) * sizeof(float)));
-    if (vector && drop) {
-        launch<T, vec, true>(c, a, masked, rows, shares, share_rows, (int)n, (int)tiles, tx_bits);
-    } else if (vector) {
-        launch<T, vec, false>(c, a, masked, rows, shares, share_rows, (int)n, (int)tiles, tx_bits);
-    } else if (drop) {
-        launch<T, 1, true>(c, a, masked, rows, shares, share_rows, (int)n, (int)tiles, tx_bits);
+    float *partials = (float *)c->workspace;
+    if (a->masked.data) { /* else another operation's part may read it next */
+        PS_TRY(ps_cuda_partials(c, op, (size_t)(shares * n), &partials));
     } else {
-        launch<T, 1, false>(c, a, masked, rows, shares, share_rows, (int)n, (int)tiles, tx_bits);
+        PS_TRY(ps_cuda_workspace(c, op, (size_t)(shares * n) * sizeof(float)));
+    }
+    if (vector && drop) {
+        launch<T, vec, true>(c, a, partials, masked, rows, shares, share_rows, (int)n, (int)tiles, tx_bits);
+    } else if (vector) {
+        launch<T, vec, false>(c, a, partials, masked, rows, shares, share_rows, (int)n, (int)tiles, tx_bits);
+    } else if (drop) {
+        launch<T, 1, true>(c, a, partials, masked, rows, shares, share_rows, (int)n, (int)tiles, tx_bits);
+    } else {
+        launch<T, 1, false>(c, a, partials, masked, rows, shares, share_rows, (int)n, (int)tiles, tx_bits);
     }
     PS_TRY(ps_cuda_check(cudaGetLastError(), op));
     float *dbias = (float *)a->dbias.data;
-    const struct ps_cuda_columns job = {dbias, dbias, n, (const float *)c->workspace, shares, n};
+    const struct ps_cuda_columns job = {dbias, dbias, n, partials, shares, n};
     return ps_cuda_add_columns(c, op, &job, 1);
 }
 

@@ -135,13 +135,13 @@ static enum ps_status backward(const struct ps_kernels *k, const struct ps_chann
     shares = shares < windows ? shares : windows;
     const int64_t share_windows = (windows + shares - 1) / shares;
     shares = (windows + share_windows - 1) / share_windows;
-    PS_TRY(ps_cuda_workspace(c, op, (size_t)(shares * 2 * channels) * sizeof(float)));
-    ps_cuda_launch(c, channel_sums<G, K>, (unsigned)(shares * channels), block, 0, (float *)c->workspace, (G *)a->dx.data,
-                   (const G *)a->dy.data, (const K *)a->kept.data, (const float *)a->weight.data, rows, share_windows,
-                   (int)channels, (int)n, a->inverse);
+    float *partials;
+    PS_TRY(ps_cuda_partials(c, op, (size_t)(shares * 2 * channels), &partials));
+    ps_cuda_launch(c, channel_sums<G, K>, (unsigned)(shares * channels), block, 0, partials, (G *)a->dx.data, (const G *)a->dy.data,
+                   (const K *)a->kept.data, (const float *)a->weight.data, rows, share_windows, (int)channels, (int)n, a->inverse);
     PS_TRY(ps_cuda_check(cudaGetLastError(), op));
     const struct ps_cuda_columns job = {
-        (float *)a->d_weight.data, (float *)a->d_bias.data, channels, (const float *)c->workspace, shares, 2 * channels};
+        (float *)a->d_weight.data, (float *)a->d_bias.data, channels, partials, shares, 2 * channels};
     return ps_cuda_add_columns(c, op, &job, 1);
 }
 

@@ -506,13 +506,14 @@ static enum ps_status backward_of(const struct ps_kernels *k, const struct ps_la
                         ps_cuda_aligned(&a->gamma) && ps_cuda_aligned(&a->addend) && ps_cuda_aligned(&a->masked);
     const int n = (int)d;
     const int64_t most = c->multiprocessors * (d <= 1024 ? 4 : 1); /* blocks */
-    PS_TRY(ps_cuda_workspace(c, op, (size_t)(most * 3 * d) * sizeof(float)));
+    float *partials;
+    PS_TRY(ps_cuda_partials(c, op, (size_t)(most * 3 * d), &partials));
     const bool masked_here = a->masked.data && vector && ps_vector<T> == 8 && d <= 1024;
     struct backward_rows<T> x = {
     };
     x.dx = (T *)a->dx.data;
     x.masked = masked_here ? (T *)a->masked.data : NULL;
-    x.partials = (float *)c->workspace;
+    x.partials = partials;
     x.bias_partials = x.partials + most * 2 * d;
     x.dy = (const T *)a->dy.data;
     x.x = (const T *)a->x.data;
@@ -526,7 +527,7 @@ static enum ps_status backward_of(const struct ps_kernels *k, const struct ps_la
     unsigned blocks;
     if (d > 1024) {
         blocks = rows < c->multiprocessors ? (unsigned)rows : (unsigned)c->multiprocessors;
-        ps_cuda_launch(c, layernorm_backward_long_rows<T, CENTRED>, blocks, block, 0, (T *)a->dx.data, (float *)c->workspace,
+        ps_cuda_launch(c, layernorm_backward_long_rows<T, CENTRED>, blocks, block, 0, (T *)a->dx.data, partials,
                        (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data, (const float *)a->rstd.data,
                        (const float *)a->gamma.data, (const T *)a->addend.data, rows, n);
     } else if (!vector) {
