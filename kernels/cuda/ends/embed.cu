@@ -1,12 +1,12 @@
 /* The embedding in 16 bits as one kernel forward and two backward: what gather_patches, a product and bias_position_add, and two
  * bias_grad and a product, do in three and six.
  *
- * Forward: a block takes up to 8 neighbouring channels of a window (one sector of 32 bytes for each time of a series), a warp a
- * channel takes mean and deviation and leaves it normalised in 16 bits, whose patches, overlapping in shared memory where they do
- * in the window, are the operands of mma.m16n8k16. W_P stays in registers, its columns exchanged so that a thread has 8
- * neighbouring ones of a row: a whole Philox block and 16 bytes. W_pos + b_P lie in shared memory. u, patches, mean, std =. Bytes:
- * 4 S L + 2 R P + 2 R d, and from L2 4 N d a block. Flops: 2 R P d. Weather: 9.1 M instructions of warps, 17.8 us alone; of a
- * block's 12 us 2 pass until its windows are there, 2 with statistics, 1 with patches, 7 with products and draws.
+ * Forward: a block takes up to 8 neighbouring sequences (of a window's channels one sector of 32 bytes for each time), fewer where
+ * there are few. A warp a sequence takes mean and deviation and leaves it normalised in 16 bits, whose patches, overlapping in
+ * shared memory where they do in the window, are the operands of mma.m16n8k16. W_P stays in registers, its columns exchanged so
+ * that a thread has 8 neighbouring ones of a row: a whole Philox block and 16 bytes. W_pos + b_P lie in shared memory. u, patches,
+ * mean, std =. Bytes: 4 S L + 2 R P + 2 R d, and from L2 4 N d a block. Flops: 2 R P d. Weather: 9.1 M instructions of warps, 17.8
+ * us alone; of a block's 12 us 2 pass until its windows are there, 2 with statistics, 1 with patches, 7 with products and draws.
  *
  * Backward: a block takes one patch n of a share of the sequences, a warp 32 columns of 32 sequences at once: it draws their mask
  * while they are on their way, and transposes them through shared memory of its own, so that the tensor cores sum du' patches for
@@ -19,7 +19,13 @@
 #include "kernels/cuda/tile/mma.cuh"
 #include "kernels/cuda/tile/windows.cuh"
 
-static const int channels_at_once = 8;
+static const int sequences_at_once = 8;
+
+/* The most elements, at most 8, that patches lie in whole. */
+static int unit_of(int patch)
+{
+    return patch % 8 == 0 ? 8 : patch % 4 == 0 ? 4 : patch % 2 == 0 ? 2 : 1;
+}
 
 /* The words of a Philox block as masks of pairs of 16 bits: all ones where the draw is kept. threshold > 0. */
 static __device__ __forceinline__ void masks_of(struct ps_block &block, uint32_t threshold)
@@ -42,14 +48,15 @@ template <typename T> struct embedding {
     const float *bias, *position;
     struct ps_cuda_windows windows;
     const struct ps_step_state *state;
-    int channels, length, patch, stride, count /* N */, d;
-    int tile /* channels a block */, tiles, pitch /* floats of a channel in shared memory */, groups /* of 32 columns */;
+    int sequences, channels, length, patch, stride, count /* N */, d;
+    int tile /* sequences a block */, pitch /* floats of a sequence in shared memory */, groups /* of 32 columns */;
     int spans, down;        /* warps' columns; warps that share the rows of one */
-    bool overlapping;       /* patches of a channel lie in shared memory as in the window, else one after another */
-    int row_pitch, z_pitch; /* from a patch to the next, and from a channel */
+    bool overlapping;       /* patches of a sequence lie in shared memory as in the window, else one after another */
+    int row_pitch, z_pitch; /* from a patch to the next, and from a sequence */
     int revin;
     float epsilon;
-    struct ps_divisor by_count, by_patch /* or the pieces of 8 of one */;
+    int unit; /* elements that patches lie in whole, at most 8 */
+    struct ps_divisor by_channels, by_count, by_pieces /* units of a patch */;
     struct ps_dropout dropout;
 };
 
@@ -73,7 +80,7 @@ template <int STEPS, int SPAN> struct embed_shape {
     }
 };
 
-/* Mean and deviation of a channel, and its patches normalised. */
+/* Mean and deviation of a sequence, and its patches normalised. */
 template <int DEPTH, typename T>
 static __device__ __forceinline__ void normalise(const struct embedding<T> &e, const float *value, bool there, T *z, int sequence)
 {
@@ -103,7 +110,7 @@ static __device__ __forceinline__ void normalise(const struct embedding<T> &e, c
     }
 }
 
-/* Grid: batch * tiles. */
+/* Grid: all sequences by tiles. */
 template <typename T, int STEPS, int SPAN>
 static __global__ void __launch_bounds__(embed_threads, embed_shape<STEPS, SPAN>::blocks)
     embed_block(const __grid_constant__ struct embedding<T> e)
@@ -114,8 +121,12 @@ static __global__ void __launch_bounds__(embed_threads, embed_shape<STEPS, SPAN>
     const int table_pitch = shape::table_pitch(e.groups), weight_pitch = shape::weight_pitch(e.groups);
     float *table = (float *)shared, *values = table + e.count * table_pitch;
     T *weight = (T *)(values + (e.tile * e.pitch + 3) / 4 * 4), *patches = weight + shape::depth * weight_pitch;
-    const int64_t b = blockIdx.x / e.tiles;
-    const int first = (int)(blockIdx.x % e.tiles) * e.tile, live = e.channels - first < e.tile ? e.channels - first : e.tile;
+    const int first = (int)blockIdx.x * e.tile, live = e.sequences - first < e.tile ? e.sequences - first : e.tile;
+    /* A thread has every 32nd value of a sequence, and a warp those that lie together. */
+    const bool channels_fastest = e.windows.by_channel < e.windows.by_time;
+    const int own = channels_fastest ? (int)threadIdx.x % sequences_at_once : warp;
+    const int own_first = channels_fastest ? (int)threadIdx.x / sequences_at_once : lane;
+    const int own_sequence = own < live ? first + own : first, b = (int)ps_divide(own_sequence, e.by_channels);
     ps_grid_begin();
     /* The window's number is two loads away: W_pos, b_P and W_P come meanwhile. */
     const uint64_t at = e.state->cursor + (uint64_t)b;
@@ -160,16 +171,12 @@ static __global__ void __launch_bounds__(embed_threads, embed_shape<STEPS, SPAN>
     keep(warp, 4 * lane);
     const bool there = listed && window >= 0 && window < e.windows.count;
     {
-        /* A thread has every 32nd value of a channel, and a warp those that lie together. */
-        const bool channels_fastest = e.windows.by_channel < e.windows.by_time;
-        const int c = channels_fastest ? (int)threadIdx.x % channels_at_once : warp;
-        const int l = channels_fastest ? (int)threadIdx.x / channels_at_once : lane;
-        const float *from = e.windows.data + (there ? window : 0) * e.windows.by_window + (first + c) * e.windows.by_channel +
-                            l * e.windows.by_time;
-        float *to = values + c * e.pitch + l;
+        const float *from = e.windows.data + (there ? window : 0) * e.windows.by_window +
+                            (own_sequence - b * e.channels) * e.windows.by_channel + own_first * e.windows.by_time;
+        float *to = values + own * e.pitch + own_first;
         const int64_t on = 32 * e.windows.by_time;
 #pragma unroll 4
-        for (int left = c < live ? e.length - l : 0; left > 0; left -= 32) {
+        for (int left = own < live ? e.length - own_first : 0; left > 0; left -= 32) {
             ps_copy_async4(to, from);
             from += on;
             to += 32;
@@ -183,25 +190,23 @@ static __global__ void __launch_bounds__(embed_threads, embed_shape<STEPS, SPAN>
     }
     ps_copy_wait();
     __syncthreads();
-    for (int c = warp; c < live; c += embed_warps) {
-        normalise<shape::depth>(e, values + c * e.pitch, there, patches + c * e.z_pitch, (int)b * e.channels + first + c);
+    const bool warps_there = __shfl_sync(0xffffffffu, there, channels_fastest ? warp : 0);
+    if (warp < live) {
+        normalise<shape::depth>(e, values + warp * e.pitch, warps_there, patches + warp * e.z_pitch, first + warp);
     }
     __syncthreads();
     const int rows = live * e.count;
-    const int64_t base = (b * e.channels + first) * e.count; /* the block's rows are consecutive */
-    if (e.patch % 8 == 0) {
-        const int pieces = e.patch / 8;
+    const int64_t base = (int64_t)first * e.count; /* the block's rows are consecutive */
+    const auto leave = [&](auto piece) {
+        constexpr int own = sizeof piece / sizeof(T);
+        const int pieces = e.patch / own;
         for (int i = threadIdx.x; i < rows * pieces; i += embed_threads) {
-            const int row = (int)ps_divide(i, e.by_patch), c = (int)ps_divide(row, e.by_count), n = row - c * e.count;
-            ((uint4 *)(e.patches + base * e.patch))[i] =
-                *(const uint4 *)(patches + c * e.z_pitch + n * e.row_pitch + 8 * (i - row * pieces));
+            const int row = (int)ps_divide(i, e.by_pieces), c = (int)ps_divide(row, e.by_count), n = row - c * e.count;
+            ((decltype(piece) *)(e.patches + base * e.patch))[i] =
+                *(const decltype(piece) *)(patches + c * e.z_pitch + n * e.row_pitch + own * (i - row * pieces));
         }
-    } else {
-        for (int i = threadIdx.x; i < rows * e.patch; i += embed_threads) {
-            const int row = (int)ps_divide(i, e.by_patch), c = (int)ps_divide(row, e.by_count), n = row - c * e.count;
-            e.patches[base * e.patch + i] = patches[c * e.z_pitch + n * e.row_pitch + i - row * e.patch];
-        }
-    }
+    };
+    e.unit == 8 ? leave(uint4()) : e.unit == 4 ? leave(uint2()) : e.unit == 2 ? leave(uint32_t()) : leave(T());
     for (int span = warp / e.down; span < e.spans; span += embed_warps / e.down) {
         uint32_t right[shape::span][STEPS][4][2];
 #pragma unroll
@@ -294,7 +299,7 @@ static __global__ void __launch_bounds__(embed_threads, embed_shape<STEPS, SPAN>
 }
 
 template <typename T, int STEPS, int SPAN>
-static enum ps_status launch_embedding(const struct ps_cuda_context *c, const char *op, unsigned blocks, struct embedding<T> *e)
+static enum ps_status launch_embedding(const struct ps_cuda_context *c, const char *op, struct embedding<T> *e)
 {
     typedef embed_shape<STEPS, SPAN> shape;
     e->overlapping = e->stride % 8 == 0;
@@ -302,13 +307,20 @@ static enum ps_status launch_embedding(const struct ps_cuda_context *c, const ch
     e->z_pitch = ((e->count - 1) * e->row_pitch + shape::depth + 7) / 8 * 8;
     e->spans = (e->groups + shape::span - 1) / shape::span;
     e->down = e->spans < embed_warps ? embed_warps / e->spans : 1;
-    const size_t bytes = shape::bytes(e);
-    if (bytes > (size_t)c->shared_bytes - 1024) {
-        return ps_fail(PS_UNSUPPORTED, "%s (cuda): d %d, windows of %d and %d patches need %zu bytes of shared memory", op, e->d,
+    /* Two blocks a multiprocessor; more of them where a block would take too much. */
+    const int most = c->shared_bytes - 1024, share = (e->sequences + 2 * c->multiprocessors - 1) / (2 * c->multiprocessors);
+    e->tile = share < sequences_at_once ? share : sequences_at_once;
+    while (e->tile > 1 && (int)shape::bytes(e) > most) {
+        e->tile--;
+    }
+    const int bytes = (int)shape::bytes(e);
+    if (bytes > most) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): d %d, windows of %d and %d patches need %d bytes of shared memory", op, e->d,
                        e->length, e->count, bytes);
     }
-    PS_TRY(ps_cuda_allow_shared((const void *)embed_block<T, STEPS, SPAN>, bytes, op));
-    ps_cuda_launch(c, embed_block<T, STEPS, SPAN>, blocks, embed_threads, bytes, *e);
+    PS_TRY(ps_cuda_allow_shared((const void *)embed_block<T, STEPS, SPAN>, (size_t)bytes, op));
+    ps_cuda_launch(c, embed_block<T, STEPS, SPAN>, (unsigned)((e->sequences + e->tile - 1) / e->tile), embed_threads, (size_t)bytes,
+                   *e);
     PS_CUDA_LAUNCHED(op);
 }
 
@@ -359,23 +371,20 @@ template <typename T> static enum ps_status embed_forward(const struct ps_kernel
     e.stride = (int)a->stride;
     e.count = (int)count;
     e.d = (int)d;
-    /* Of few windows every multiprocessor has some channels. */
-    const int least = (e.channels + channels_at_once - 1) / channels_at_once, free = (int)(c->multiprocessors / a->batch);
-    const int tiles = least > free ? least : free < e.channels ? free : e.channels;
-    e.tile = (e.channels + tiles - 1) / tiles;
-    e.tiles = (e.channels + e.tile - 1) / e.tile;
-    e.pitch = e.length | 1; /* odd: the channels of one time lie in different banks */
+    e.sequences = (int)sequences;
+    e.pitch = e.length | 1; /* odd: sequences' values of one time lie in different banks */
     e.groups = (e.d + 31) / 32;
     e.revin = a->revin;
     e.epsilon = (float)a->epsilon;
+    e.by_channels = ps_divisor_make(e.channels);
     e.by_count = ps_divisor_make(e.count);
     e.dropout = a->dropout;
-    e.by_patch = ps_divisor_make(patch % 8 == 0 ? patch / 8 : patch);
-    const unsigned blocks = (unsigned)(a->batch * e.tiles);
+    e.unit = unit_of(e.patch);
+    e.by_pieces = ps_divisor_make(e.patch / e.unit);
     const bool narrow = e.groups == 1;
-    return patch <= 16   ? narrow ? launch_embedding<T, 1, 1>(c, op, blocks, &e) : launch_embedding<T, 1, 2>(c, op, blocks, &e)
-             : patch <= 32 ? narrow ? launch_embedding<T, 2, 1>(c, op, blocks, &e) : launch_embedding<T, 2, 2>(c, op, blocks, &e)
-                           : launch_embedding<T, 4, 1>(c, op, blocks, &e);
+    return patch <= 16   ? narrow ? launch_embedding<T, 1, 1>(c, op, &e) : launch_embedding<T, 1, 2>(c, op, &e)
+             : patch <= 32 ? narrow ? launch_embedding<T, 2, 1>(c, op, &e) : launch_embedding<T, 2, 2>(c, op, &e)
+                           : launch_embedding<T, 4, 1>(c, op, &e);
 }
 
 extern "C" enum ps_status ps_cuda_embed_forward(const struct ps_kernels *k, const struct ps_embed_forward *a)
@@ -395,9 +404,9 @@ template <typename T> struct embed_grad {
     int stages, share;           /* of all the sequences; that a block takes */
     int across, down;            /* a block's warps: side by side along d, and those that share the stages */
     int sides;                   /* blocks along d */
-    bool by_vectors;             /* patches are copied by 16 bytes */
+    int unit;                    /* elements that patches lie in whole, at most 8 */
     bool settled;                /* du is older than the kernel before */
-    struct ps_divisor by_pieces; /* of a patch */
+    struct ps_divisor by_pieces; /* units of a patch */
     struct ps_dropout dropout;
 };
 
@@ -461,7 +470,7 @@ static __global__ void __launch_bounds__(grad_shape<CT, NT>::threads, 1)
     const auto fetch_patches = [&](int of, char *to) {
         const int s0 = of * shape::rows;
         if (of >= end) {
-        } else if (e.by_vectors) {
+        } else if (e.unit == 8) {
 #pragma unroll
             for (int i = 0; i < copies; i++) {
                 const int j = lane + 32 * i, s = s0 + j / pieces, c = j % pieces;
@@ -470,11 +479,19 @@ static __global__ void __launch_bounds__(grad_shape<CT, NT>::threads, 1)
                 }
             }
         } else {
+            const int across = e.patch / e.unit;
 #pragma unroll 1
-            for (int i = lane; i < shape::rows * e.patch; i += 32) {
-                const int s = (int)ps_divide(i, e.by_pieces), c = i - s * e.patch;
-                if (s0 + s < e.sequences) {
-                    ((T *)(to + piece_at<pieces>(s, c / 8)))[c % 8] = e.patches[((int64_t)(s0 + s) * e.count + n) * e.patch + c];
+            for (int i = lane; i < shape::rows * across; i += 32) {
+                const int s = (int)ps_divide(i, e.by_pieces), c = (i - s * across) * e.unit;
+                const T *const from = e.patches + ((int64_t)(s0 + s) * e.count + n) * e.patch + c;
+                T *const place = (T *)(to + piece_at<pieces>(s, c / 8)) + c % 8;
+                if (s0 + s >= e.sequences) {
+                } else if (e.unit == 4) {
+                    ps_copy_async8(place, from);
+                } else if (e.unit == 2) {
+                    ps_copy_async4(place, from);
+                } else {
+                    *place = *from;
                 }
             }
         }
@@ -644,9 +661,9 @@ template <typename T> static enum ps_status embed_backward(const struct ps_kerne
     e.patches = (const T *)a->patches.data;
     e.d = (int)d;
     e.patch = (int)patch;
-    e.by_vectors = patch % 8 == 0;
+    e.unit = unit_of(e.patch);
     e.settled = a->du.settled;
-    e.by_pieces = ps_divisor_make(patch);
+    e.by_pieces = ps_divisor_make(e.patch / e.unit);
     e.dropout = a->dropout;
     return patch > 32   ? launch_gradients<T, 1, 11>(c, op, a, &e)
            : patch > 16 ? launch_gradients<T, 2, 5>(c, op, a, &e)
