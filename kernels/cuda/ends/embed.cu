@@ -6,7 +6,8 @@
  * shared memory where they do in the window, are the operands of mma.m16n8k16. W_P stays in registers, its columns exchanged so
  * that a thread has 8 neighbouring ones of a row: a whole Philox block and 16 bytes. W_pos + b_P lie in shared memory. u, patches,
  * mean, std =. Bytes: 4 S L + 2 R P + 2 R d, and from L2 4 N d a block. Flops: 2 R P d. Weather: 9.1 M instructions of warps, 17.8
- * us alone; of a block's 12 us 2 pass until its windows are there, 2 with statistics, 1 with patches, 7 with products and draws.
+ * us alone; of a block of 7's 12 us 2 pass until its windows are there, 2 with statistics, 1 with patches, 7 with products and
+ * draws.
  *
  * Backward: a block takes one patch n of a share of the sequences, a warp 32 columns of 32 sequences at once: it draws their mask
  * while they are on their way, and transposes them through shared memory of its own, so that the tensor cores sum du' patches for
