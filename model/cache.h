@@ -98,9 +98,6 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(column_a, PS_LEVEL_NONE, R *h, real) /* one number a row of d, or of a head's N */                                       \
     X(column_b, PS_LEVEL_NONE, R *h, real)
 
-/* Elements: what six norms of 128 columns behind products and the embedding leave; of more some are added on the way. */
-enum { PS_LATER_SUMS = 1 << 20 };
-
 #define PS_LARGER(a, b) ((a) > (b) ? (a) : (b))
 
 /* The most rows of the head's partial sums: of groups of sequences, or of an encoder's blocks. */

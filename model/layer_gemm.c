@@ -575,8 +575,7 @@ static enum ps_status branch_input(const struct ps_layer *l, struct ps_tensor *b
     return PS_OK;
 }
 
-/* *branch = the gradient of the feed-forward's input, from dy, the stream's at its end, as branch_input gives it with `gradient`.
- */
+/* *branch = the gradient of the feed-forward's input, from dy, the stream's at its end; gradient, norm: as branch_input's. */
 static enum ps_status feed_forward_backward(const struct ps_layer *l, struct gradients *later, struct ps_tensor *branch,
                                             struct ps_tensor gradient, struct ps_tensor dy, struct ps_tensor a,
                                             const struct ps_layer_norm *norm)

@@ -2483,18 +2483,25 @@ static const struct layer_row {
     {{.norm = PS_NORM_BATCH, .norm_place = PS_NORM_POST, .residual_attention = 1, .activation = PS_GELU}, 7, 6, 0, 4}};
 enum { LAYER_ROWS = sizeof layer_rows / sizeof *layer_rows };
 
+/* A variant of the sizes that layers are counted at. */
+static struct ps_model_shape variant_sized(const struct ps_model_shape *variant, int64_t layers, double dropout)
+{
+    const struct ps_model_shape *sizes = &layer_shapes[0];
+    struct ps_model_shape shape = *variant;
+    shape.channels = sizes->channels, shape.seq_len = sizes->seq_len, shape.pred_len = sizes->pred_len;
+    shape.patch_len = sizes->patch_len, shape.stride = sizes->stride, shape.pad_end = sizes->pad_end;
+    shape.d_model = sizes->d_model, shape.n_heads = sizes->n_heads, shape.d_ff = sizes->d_ff;
+    shape.revin = 1, shape.n_layers = layers, shape.dropout = dropout;
+    return shape;
+}
+
 /* merge_qkv and epilogues take off what they take off the plain layer: of BatchNorm, bias_add, and bias_grad without dropout; not
  * add, since post-norm's last meeting has no norm behind it; gemm_finish does, and the branches' ends and activations, but swiglu,
  * and norms of rows behind a branch, and pre-norm's backward. Where a norm's backward masks the gradient, post-norm's before every
  * branch, bias_grad goes with dropout too. */
 static void count_variant(const char *backend, const char *device, const struct layer_row *row, int together, double dropout)
 {
-    struct ps_model_shape shape = row->variant;
-    const struct ps_model_shape *sizes = &layer_shapes[0];
-    shape.channels = sizes->channels, shape.seq_len = sizes->seq_len, shape.pred_len = sizes->pred_len;
-    shape.patch_len = sizes->patch_len, shape.stride = sizes->stride, shape.pad_end = sizes->pad_end;
-    shape.d_model = sizes->d_model, shape.n_heads = sizes->n_heads, shape.d_ff = sizes->d_ff;
-    shape.revin = 1, shape.n_layers = 2, shape.dropout = dropout;
+    const struct ps_model_shape shape = variant_sized(&row->variant, 2, dropout);
     const struct ps_model_options options = {.level = PS_LEVEL_GEMM, .merge_qkv = together, .epilogue = together, .seed = 5};
     struct fixture f = fixture_open_with(backend, device, PS_FP32, &shape, 2, &options);
     struct ps_counts forward = {0}, backward = {0};
@@ -2571,12 +2578,7 @@ START_TEST(gradients_together)
     static const double dropouts[4][2] = {{0, 0}, {0.3, 0.2}, {0, 0.2}, {0.3, 0}}; /* after W_o, after W_2 */
     const int merge_qkv = _i & 1;
     const double *dropout = dropouts[_i / 2 % 4];
-    struct ps_model_shape shape = layer_rows[_i / 8].variant;
-    const struct ps_model_shape *sizes = &layer_shapes[0];
-    shape.channels = sizes->channels, shape.seq_len = sizes->seq_len, shape.pred_len = sizes->pred_len;
-    shape.patch_len = sizes->patch_len, shape.stride = sizes->stride, shape.pad_end = sizes->pad_end;
-    shape.d_model = sizes->d_model, shape.n_heads = sizes->n_heads, shape.d_ff = sizes->d_ff;
-    shape.revin = 1, shape.n_layers = 2, shape.dropout = dropout[1];
+    struct ps_model_shape shape = variant_sized(&layer_rows[_i / 8].variant, 2, dropout[1]);
     shape.dropout_at[PS_DROP_ATTENTION].set = shape.dropout_at[PS_DROP_OUTPUT].set = 1;
     shape.dropout_at[PS_DROP_ATTENTION].rate = dropout[0], shape.dropout_at[PS_DROP_OUTPUT].rate = dropout[1];
     const struct ps_model_options options = {.level = PS_LEVEL_GEMM,
@@ -2622,18 +2624,13 @@ static enum ps_status later_sums_in_less(const struct ps_kernels *k, void *memor
     return own_later_sums(k, memory, bytes < later_room ? bytes : later_room);
 }
 
-/* Sums over rows that wait until there are all are to the last bit those added one by one, however many of them there is room for.
- */
+/* Sums over rows that wait are to the last bit those added one by one, however many of them there is room for. */
 START_TEST(sums_wait)
 {
     static const size_t rooms[] = {0, 3000, 20000, 1 << 30};
     enum { ROOMS = sizeof rooms / sizeof *rooms };
-    struct ps_model_shape shape = layer_rows[_i / 3].variant;
-    const struct ps_model_shape *sizes = &layer_shapes[0];
-    shape.channels = sizes->channels, shape.seq_len = sizes->seq_len, shape.pred_len = sizes->pred_len;
-    shape.patch_len = sizes->patch_len, shape.stride = sizes->stride, shape.pad_end = sizes->pad_end;
+    struct ps_model_shape shape = variant_sized(&layer_rows[_i / 3].variant, 3, _i % 3 ? 0.2 : 0);
     shape.d_model = 48, shape.n_heads = 4, shape.d_ff = 80; /* what norms inside products take */
-    shape.revin = 1, shape.n_layers = 3, shape.dropout = _i % 3 ? 0.2 : 0;
     const struct ps_model_options options = {.level = PS_LEVEL_GEMM,
                                              .merge_qkv = 1,
                                              .epilogue = 1,
@@ -2679,12 +2676,7 @@ static int always(const struct ps_kernels *k, int64_t patches, int64_t head)
 /* Heads multiplied where they lie in their rows: to the last bit what comes of splitting and merging them. */
 START_TEST(strided_heads)
 {
-    struct ps_model_shape shape = layer_rows[_i / 2].variant;
-    const struct ps_model_shape *sizes = &layer_shapes[0];
-    shape.channels = sizes->channels, shape.seq_len = sizes->seq_len, shape.pred_len = sizes->pred_len;
-    shape.patch_len = sizes->patch_len, shape.stride = sizes->stride, shape.pad_end = sizes->pad_end;
-    shape.d_model = sizes->d_model, shape.n_heads = sizes->n_heads, shape.d_ff = sizes->d_ff;
-    shape.revin = 1, shape.n_layers = 2, shape.dropout = 0.2;
+    const struct ps_model_shape shape = variant_sized(&layer_rows[_i / 2].variant, 2, 0.2);
     const struct ps_model_options options = {.level = PS_LEVEL_GEMM, .merge_qkv = _i & 1, .epilogue = _i & 1, .seed = 5};
     double *gradients[2], loss[2];
     for (int strided = 0; strided < 2; strided++) {

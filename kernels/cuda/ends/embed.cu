@@ -199,12 +199,12 @@ static __global__ void __launch_bounds__(embed_threads, embed_shape<STEPS, SPAN>
     const int rows = live * e.count;
     const int64_t base = (int64_t)first * e.count; /* the block's rows are consecutive */
     const auto leave = [&](auto piece) {
-        constexpr int own = sizeof piece / sizeof(T);
-        const int pieces = e.patch / own;
+        constexpr int elements = sizeof piece / sizeof(T);
+        const int pieces = e.patch / elements;
         for (int i = threadIdx.x; i < rows * pieces; i += embed_threads) {
             const int row = (int)ps_divide(i, e.by_pieces), c = (int)ps_divide(row, e.by_count), n = row - c * e.count;
             ((decltype(piece) *)(e.patches + base * e.patch))[i] =
-                *(const decltype(piece) *)(patches + c * e.z_pitch + n * e.row_pitch + own * (i - row * pieces));
+                *(const decltype(piece) *)(patches + c * e.z_pitch + n * e.row_pitch + elements * (i - row * pieces));
         }
     };
     e.unit == 8 ? leave(uint4()) : e.unit == 4 ? leave(uint2()) : e.unit == 2 ? leave(uint32_t()) : leave(T());

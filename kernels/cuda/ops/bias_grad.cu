@@ -161,11 +161,9 @@ template <typename T> static enum ps_status bias_grad(const struct ps_kernels *k
     const int64_t share_rows = ((rows + shares - 1) / shares + pass - 1) / pass * pass;
     shares = (rows + share_rows - 1) / share_rows;
     float *partials = (float *)c->workspace;
-    if (a->masked.data) { /* else another operation's part may read it next */
-        PS_TRY(ps_cuda_partials(c, op, (size_t)(shares * n), &partials));
-    } else {
-        PS_TRY(ps_cuda_workspace(c, op, (size_t)(shares * n) * sizeof(float)));
-    }
+    /* Without a mask, as a part of gemm_gradient, it is read before sums that wait are added. */
+    PS_TRY(a->masked.data ? ps_cuda_partials(c, op, (size_t)(shares * n), &partials)
+                          : ps_cuda_workspace(c, op, (size_t)(shares * n) * sizeof(float)));
     if (vector && drop) {
         launch<T, vec, true>(c, a, partials, masked, rows, shares, share_rows, (int)n, (int)tiles, tx_bits);
     } else if (vector) {
