@@ -701,7 +701,7 @@ static __global__ void __launch_bounds__(forms[CHUNKS / 2][FORM].warps * 32, 1)
                 for (int i = 0; i < CHUNKS; i++) {
                     to[i * 32] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
                 }
-                if (AHEAD) { /* behind the last rows lie others */
+                if (AHEAD && tile + 1 < end) { /* behind the last rows lie sums that other warps write */
                     begin();
                 }
             }
