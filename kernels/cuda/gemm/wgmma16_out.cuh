@@ -14,6 +14,7 @@
 #include "kernels/cuda/tensor_map.cuh"
 #include "kernels/cuda/tile/activation.cuh"
 #include "kernels/cuda/tile/bulk.cuh"
+#include "kernels/cuda/tile/count.cuh"
 #include "kernels/cuda/tile/dropout.cuh"
 #include "kernels/cuda/tile/mma.cuh"
 #include "kernels/cuda/tile/vector.cuh"
@@ -180,18 +181,11 @@ template <int M> static __device__ __forceinline__ bool comes_last(unsigned *tic
 {
     __shared__ bool last[M == GROUP ? 2 : 1];
     bool &mine = last[crew<M>::side()];
-    __threadfence();
     crew<M>::meet();
     if (crew<M>::thread() == 0) {
-        mine = atomicAdd(ticket, 1u) == (unsigned)(count - 1);
-        if (mine) {
-            *ticket = 0;
-        }
+        mine = ps_take_ticket(ticket, (unsigned)count);
     }
     crew<M>::meet();
-    if (mine) {
-        __threadfence();
-    }
     return mine;
 }
 

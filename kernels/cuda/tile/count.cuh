@@ -15,23 +15,29 @@ static __device__ __forceinline__ unsigned ps_look(const unsigned *at)
     return seen;
 }
 
-/* True in the block that is the last of `count` to come here: it sees what the others wrote before. The ticket is 0 before and
- * after. */
+/* One thread of `count` parties, each behind a barrier of its own: whether its party is the last to come here; then who meets it at
+ * a barrier sees what the others wrote before. The ticket is 0 before and after. A fence of every thread would wait for the stores
+ * of each. */
+static __device__ __forceinline__ bool ps_take_ticket(unsigned *ticket, unsigned count)
+{
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(ticket) : "memory");
+    const bool last = before == count - 1;
+    if (last) {
+        *ticket = 0;
+    }
+    return last;
+}
+
+/* The same of blocks, for all their threads. */
 static __device__ __forceinline__ bool ps_comes_last(unsigned *ticket, unsigned count)
 {
     __shared__ bool last;
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        last = atomicAdd(ticket, 1u) == count - 1;
-        if (last) {
-            *ticket = 0;
-        }
+        last = ps_take_ticket(ticket, count);
     }
     __syncthreads();
-    if (last) {
-        __threadfence();
-    }
     return last;
 }
 
