@@ -546,9 +546,10 @@ struct ps_bias_residual_statistics {
 };
 
 /* The gradients of y = x w + b: dw += x' dy, db += sum_R dy. x [R, m], dy [R, n]; dw [m, n], db [n] (type parameter); all
- * contiguous. db may be absent. */
+ * contiguous. db may be absent. waits: as later_sums says. */
 struct ps_gemm_gradient {
     struct ps_tensor dw, db, x, dy;
+    int waits;
 };
 
 /* How gemm_finish ends, t = a b:
@@ -767,8 +768,8 @@ struct ps_embed_backward {
 };
 
 enum { PS_PARTIAL_ROWS = 16, PS_PARTIAL_BLOCKS = 256 };
-/* What six norms of 128 columns behind products and the embedding leave (later_sums). */
-enum { PS_LATER_SUMS = 1 << 20 };
+/* What six norms of 128 columns behind products and the embedding leave (later_sums), and the weights of three layers of 96. */
+enum { PS_LATER_SUMS = 4 << 20 };
 
 /* The head of a training step but for the weight's gradient, of a plain loss (ps_loss_is_plain): x = z weight, forecast and squared
  * error of the windows' targets, dx as forecast_loss, dz = dx weight'. partials[i, t] = sum of dx[s, t], partials[i, H] = sum of
@@ -857,9 +858,10 @@ struct ps_kernels {
      * one.
      */
     enum ps_status (*gemm_gradients)(const struct ps_kernels *k, const struct ps_gemm_gradient *each, int count);
-    /* With memory: from now on what layernorm_backward, gemm_finish, embed_backward, channel_affine_backward, and bias_grad with
-     * masked, add to parameters' gradients may wait there; no such gradient is read or added to a second time then. Without: all
-     * that waits is added. PS_LATER_SUMS elements (type parameter) are worth giving. NULL where nothing waits. */
+    /* With memory: from now on what layernorm_backward, gemm_finish, embed_backward, channel_affine_backward, bias_grad with
+     * masked, and gemm_gradient that waits, add to parameters' gradients may wait there; no such gradient is read or added to a
+     * second time then. Without: all that waits is added. PS_LATER_SUMS elements (type parameter) are worth giving. NULL where
+     * nothing waits. */
     enum ps_status (*later_sums)(const struct ps_kernels *k, void *memory, size_t bytes);
     /* Frees the table and its context. */
     void (*close)(struct ps_kernels *k);

@@ -402,17 +402,23 @@ static enum ps_status gradients_end(const struct ps_layer *l, struct gradients *
 }
 
 /* dweight += x' dy, dbias += the columns' sums of dy: those in the product where epilogues are wanted. Not NULL, `later` takes it.
+ * They may wait where nothing but the update reads them: of a norm that is folded, or of padded heads, another tensor takes them.
  */
 static enum ps_status weight_gradient(const struct ps_layer *l, struct gradients *later, struct ps_tensor dweight,
                                       struct ps_tensor dbias, struct ps_tensor x, struct ps_tensor dy)
 {
     const struct ps_kernels *k = l->k;
+    const struct ps_shared_cache *s = l->shared;
+    const int padded = l->a != l->d && (dweight.data == l->gradient[PS_W_QKV].data || dweight.data == l->gradient[PS_W_O].data);
+    const int folded = dweight.data == s->folded_dw_qkv || dweight.data == s->folded_dw_1;
+    const struct ps_gemm_gradient whole = {
+        .dw = dweight, .db = dbias, .x = x, .dy = dy, .waits = l->gradients_wait && !padded && !folded};
     if (later) {
-        later->each[later->count++] = (struct ps_gemm_gradient){.dw = dweight, .db = dbias, .x = x, .dy = dy};
+        later->each[later->count++] = whole;
         return PS_OK;
     }
     if (l->epilogue && k->gemm_gradient) {
-        return k->gemm_gradient(k, &(struct ps_gemm_gradient){.dw = dweight, .db = dbias, .x = x, .dy = dy});
+        return k->gemm_gradient(k, &whole);
     }
     if (dbias.data) {
         PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = dbias, .dy = dy}));

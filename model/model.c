@@ -220,6 +220,7 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
                          .strided_heads = m->strided_heads,
                          .folded = m->folded && training,
                          .feed_forward = m->options.feed_forward,
+                         .gradients_wait = !m->place.sum,
                          .gradients_together = m->options.epilogue && m->k->gemm_gradients,
                          .together = together_of(m, training)};
     l.R = l.S * l.N;

@@ -10,7 +10,7 @@
 struct ps_cuda_gemm;       /* cuBLASLt's handle and plans: gemm/cublaslt_plans.cu */
 struct ps_encoder_planned; /* plans of level layer: encoder/choose.cu */
 
-enum { PS_COLUMN_TILES = 4096, PS_TURN_COUNTS = 5, PS_COLUMN_JOBS = 32 };
+enum { PS_COLUMN_TILES = 4096, PS_TURN_COUNTS = 5, PS_COLUMN_JOBS = 48 };
 
 /* first[i] += sum over rows of partials[row, i] for i < split, second[i - split] += the same for the columns from split on. */
 struct ps_cuda_columns {
@@ -82,7 +82,10 @@ enum ps_status ps_cuda_workspace(const struct ps_cuda_context *c, const char *op
 
 /* Room for the partials of one or two such jobs: where sums wait, if it has so much, else the workspace. ops/reduce.cu */
 enum ps_status ps_cuda_partials(const struct ps_cuda_context *c, const char *op, size_t floats, float **partials);
-/* Adds what the jobs, whose partials lie there, say, in one launch, or lets them wait. */
+/* Room where sums wait for the partials of `count` jobs of weights, aligned to 16 bytes; NULL where it would be more than half of
+ * what is left, which others want too. */
+float *ps_cuda_waiting_room(const struct ps_cuda_context *c, size_t floats, int count);
+/* Adds what the jobs say in one launch, or lets them wait, where all their partials lie. */
 enum ps_status ps_cuda_add_columns(const struct ps_cuda_context *c, const char *op, const struct ps_cuda_columns *jobs, int count);
 /* ps_kernels.later_sums */
 enum ps_status ps_cuda_later_sums(const struct ps_kernels *k, void *memory, size_t bytes);

@@ -129,6 +129,7 @@ static enum ps_status product_of_gradient(const struct ps_gemm_gradient *a, stru
         PS_TRY(ps_cuda_expect("gemm_gradient", "db", &a->db, PS_F32, p->n));
     }
     p->gradient = true;
+    p->waits = a->waits;
     p->sums = (float *)a->db.data;
     return PS_OK;
 }

@@ -8,9 +8,9 @@
  * of 64 rows by 64 columns, as many steps ahead as shared memory has stages; two warpgroups multiply them as they lie (wgmma reads
  * both operands across, since the summed dimension is the slow one). Column sums are a product with ones, of 8 columns where the
  * others have 64 or 128, so they cost little beside it: dy' ones. Tiles of a slice are neighbours in the grid, so that what they
- * share comes from L2. Partial tiles, only what there is of them, go to a workspace; a second kernel adds them to dw and db in a
- * fixed order, for all problems of the launch. How rows are sliced depends on the shapes of the launch's problems and the number of
- * multiprocessors.
+ * share comes from L2. Partial tiles, only what there is of them, go to a workspace, or where sums wait; ops/reduce.cu adds them to
+ * dw and db in a fixed order, for all problems of the launch or of the pass. How rows are sliced depends on the shapes of the
+ * launch's problems and the number of multiprocessors.
  *
  * Bytes: 2 R (m + n), and from L2 2 R (m ceil(n / 128) + n ceil(m / 128)); partial sums 8 slices (m n + n). FLOPs: 2 R m n. Memory
  * bounds it up to d_model 128: a step of a tile of 128 x 128 is 32 KB, 1,360 clocks of L2's 5.5 TB/s on 132 multiprocessors, for
@@ -35,9 +35,6 @@ enum {
     MULTIPLY_WARPS = 8, /* two warpgroups; one more warp fetches */
     THREADS = 32 * (MULTIPLY_WARPS + 1),
     SHARED_BYTES = ONES + RING * PANEL,
-    LANES = 8, /* of the second kernel: warps that share the slices */
-    AHEAD = 4,
-    ADD_THREADS = 32 * LANES,
     LEAST_ROWS = 256,
     MOST_OUTPUTS = 1 << 18,
 };
@@ -49,7 +46,7 @@ struct problem {
     int m, n, high, wide; /* high, wide: panels of x and of dy in a tile */
     int tiles, tiles_n;
     int steps, slices, slice_steps; /* of 64 rows: all, and those of a slice */
-    int floats, add_blocks;         /* of the second kernel */
+    int floats;                     /* of a slice's sums */
 };
 
 struct problems {
@@ -217,59 +214,6 @@ static __global__ void __launch_bounds__(THREADS, 1) gradients_kernel(const __gr
     }
 }
 
-/* dw, db += the slices' partial sums. A block takes 32 groups of 4 floats; a warp every LANES-th slice of them, AHEAD on their way
- * at once. */
-static __global__ void __launch_bounds__(ADD_THREADS) add_kernel(const __grid_constant__ struct problems x)
-{
-    __shared__ float4 sums[LANES][32];
-    int number = 0, block = (int)blockIdx.x;
-    for (; block >= x.each[number].add_blocks; number++) {
-        block -= x.each[number].add_blocks;
-    }
-    const struct problem &p = x.each[number];
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, at = (block * 32 + lane) * 4;
-    const int outputs = p.m * p.n;
-    float *const to = at < outputs ? p.dw + at : p.db + (at - outputs);
-    const bool adds = warp == 0 && at < p.floats;
-    float before[4] = {}; /* comes together with the slices' */
-    float4 sum = make_float4(0, 0, 0, 0);
-    ps_grid_begin();
-    if (adds) {
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            before[j] = to[j];
-        }
-    }
-    if (at < p.floats) {
-        for (int s = warp; s < p.slices; s += AHEAD * LANES) {
-            float4 v[AHEAD];
-#pragma unroll
-            for (int i = 0; i < AHEAD; i++) {
-                v[i] = s + i * LANES < p.slices ? *(const float4 *)(p.partial + (int64_t)(s + i * LANES) * p.floats + at)
-                                                : make_float4(0, 0, 0, 0);
-            }
-#pragma unroll
-            for (int i = 0; i < AHEAD; i++) {
-                sum = make_float4(sum.x + v[i].x, sum.y + v[i].y, sum.z + v[i].z, sum.w + v[i].w);
-            }
-        }
-    }
-    sums[warp][lane] = sum;
-    __syncthreads();
-    if (!adds) {
-        return;
-    }
-#pragma unroll
-    for (int i = 1; i < LANES; i++) {
-        const float4 v = sums[i][lane];
-        sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
-    }
-    to[0] = before[0] + sum.x;
-    to[1] = before[1] + sum.y;
-    to[2] = before[2] + sum.z;
-    to[3] = before[3] + sum.w;
-}
-
 /* ---- the choice, by shape and layout, and how rows are sliced ---- */
 
 static int ceil_div(int64_t a, int64_t b)
@@ -347,7 +291,6 @@ static enum ps_status products(const struct ps_cuda_context *context, const stru
         to->tiles = ceil_div(p->m, to->high * EDGE) * to->tiles_n;
         to->steps = ceil_div(p->k, EDGE);
         to->floats = to->m * to->n + (p->sums ? to->n : 0);
-        to->add_blocks = ceil_div(to->floats, 4 * 32);
         used += sizeof(float) * (size_t)to->floats;
     }
     if (used > workspace_bytes) {
@@ -355,21 +298,33 @@ static enum ps_status products(const struct ps_cuda_context *context, const stru
                        workspace_bytes);
     }
     slice(context, x.each, count, workspace_bytes / sizeof(float));
-    unsigned blocks = 0, add_blocks = 0;
+    unsigned blocks = 0;
+    size_t waiting = 0;
+    int waits = 0;
     for (int i = 0; i < count; i++) {
         struct problem *p = &x.each[i];
         p->slice_steps = ceil_div(p->steps, p->slices);
         p->slices = ceil_div(p->steps, p->slice_steps);
-        p->partial = partial;
-        partial += (size_t)p->slices * (size_t)p->floats;
         blocks += (unsigned)(p->slices * p->tiles);
-        add_blocks += (unsigned)p->add_blocks;
+        waiting += each[i].waits ? (size_t)p->slices * (size_t)p->floats : 0;
+        waits += each[i].waits;
+    }
+    float *later = waits ? ps_cuda_waiting_room(context, waiting, waits) : NULL;
+    struct ps_cuda_columns now[PS_GRADIENTS], then[PS_GRADIENTS];
+    int now_count = 0, then_count = 0;
+    for (int i = 0; i < count; i++) {
+        struct problem *p = &x.each[i];
+        const bool put_off = later && each[i].waits;
+        float *&room = put_off ? later : partial;
+        p->partial = room;
+        room += (size_t)p->slices * (size_t)p->floats;
+        (put_off ? then[then_count++] : now[now_count++]) = {p->dw, p->db, (int64_t)p->m * p->n, p->partial, p->slices, p->floats};
     }
     PS_TRY(ps_cuda_allow_shared((const void *)gradients_kernel<T>, SHARED_BYTES, "gemm"));
     ps_cuda_launch(context, gradients_kernel<T>, blocks, THREADS, SHARED_BYTES, x);
     PS_TRY(ps_cuda_check(cudaGetLastError(), "gemm"));
-    ps_cuda_launch(context, add_kernel, add_blocks, ADD_THREADS, 0, x);
-    PS_CUDA_LAUNCHED("gemm");
+    PS_TRY(then_count ? ps_cuda_add_columns(context, "gemm", then, then_count) : PS_OK);
+    return now_count ? ps_cuda_add_columns(context, "gemm", now, now_count) : PS_OK;
 }
 
 /* Those of the launch that gradient16_wide.cu has, of the same sum's length in one, and the rest. */

@@ -27,7 +27,7 @@ struct ps_product {
     /* Of gemm_bias, absent otherwise: a number a column, float32; what takes the place of c beside beta, of c's strides. */
     char *bias, *addend;
     /* Of gemm_gradient: += the sums of b's columns, float32, or absent. */
-    bool gradient;
+    bool gradient, waits;
     float *sums;
 };
 
