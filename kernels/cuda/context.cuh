@@ -12,7 +12,8 @@ struct ps_encoder_planned; /* plans of level layer: encoder/choose.cu */
 
 enum { PS_COLUMN_TILES = 4096, PS_TURN_COUNTS = 5, PS_COLUMN_JOBS = 48 };
 
-/* first[i] += sum over rows of partials[row, i] for i < split, second[i - split] += the same for the columns from split on. */
+/* first[i] += sum over rows of partials[row, i] for i < split, second[i - split] += the same for the columns from split on.
+ * Where both split and columns are multiples of 4, partials is aligned to 16 bytes. */
 struct ps_cuda_columns {
     float *first, *second;
     int64_t split;
