@@ -26,7 +26,7 @@ struct ps_product {
     bool settled; /* b, as its tensor says */
     /* Of gemm_bias, absent otherwise: a number a column, float32; what takes the place of c beside beta, of c's strides. */
     char *bias, *addend;
-    /* Of gemm_gradient: += the sums of b's columns, float32, or absent. */
+    /* Of gemm_gradient: whether c and sums may wait; += the sums of b's columns, float32, or absent. */
     bool gradient, waits;
     float *sums;
 };
