@@ -23,7 +23,7 @@
 #include "kernels/cuda/tile/reduce.cuh"
 
 /* Most threads of a block, and fewest; what a block takes at most of units of a row (of one head more). */
-enum { THREADS = 128, FEWEST = 96, UNITS = FEWEST };
+enum { THREADS = 128, FEWEST = 96, MOST = 256, UNITS = FEWEST };
 
 /* What a warp has written of its tiles, others of the block read, where a matrix is not one warp's. */
 template <class WAY, int TILES> static __device__ __forceinline__ void meet(const struct short16 &p)
@@ -37,7 +37,7 @@ template <class WAY, int TILES> static __device__ __forceinline__ void meet(cons
 
 /* N at most 16 TILES and more than one tile less. */
 template <typename T, int TILES, class WAY>
-static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_constant__ typename WAY::told p)
+static __global__ void __launch_bounds__(MOST) forward_kernel(const __grid_constant__ typename WAY::told p)
 {
 #if __CUDA_ARCH__ < 900
     if constexpr (!WAY::BOXES)
@@ -48,7 +48,8 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_co
         constexpr int ROWS = 16 * TILES;
         const struct place at(p);
         WAY way(p, at);
-        const uint32_t chunks_q = WAY::NARROW ? 1 : p.chunks_q, chunks_v = WAY::NARROW ? 1 : p.chunks_v;
+        const auto chunks_q = way.chunks_q();
+        const auto chunks_v = way.chunks_v();
         const uint32_t of_q = way.bytes_q(), of_v = way.bytes_v();
         char *const q = shared_memory, *const k = q + of_q, *const v = k + of_q;
         way.begin(q, 2 * of_q + of_v, v + of_v);
@@ -122,7 +123,7 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_co
 /* Of a warp's rows logsum to the base of 2, and delta, which goes to memory too. Both negative; of every two queries delta twice,
  * as the products start from it. Waits for what has been asked for. */
 template <typename T, int TILES, class WAY>
-static __device__ __forceinline__ void sums(float *logsum, float *delta, const char *mixed, const char *up, uint32_t chunks,
+static __device__ __forceinline__ void sums(float *logsum, float *delta, const char *mixed, const char *up,
                                             const typename WAY::told &p, const struct place &at, const WAY &way)
 {
     constexpr uint32_t ROWS = 16 * TILES, LANES = (ROWS + 31) / 32;
@@ -132,7 +133,7 @@ static __device__ __forceinline__ void sums(float *logsum, float *delta, const c
     }
 #pragma unroll 1
     for (struct tiles<TILES> own(p, at); own.more(p, at);) {
-        const auto of_mixed = way.tile(mixed, chunks, own, own.row), of_up = way.tile(up, chunks, own, own.row);
+        const auto of_mixed = way.tile(mixed, way.chunks_v(), own, own.row), of_up = way.tile(up, way.chunks_v(), own, own.row);
         const int64_t first = own.matrix * p.patches;
         float from[LANES];
 #pragma unroll
@@ -148,7 +149,7 @@ static __device__ __forceinline__ void sums(float *logsum, float *delta, const c
             const uint32_t row = own.row + i * 32 + lane;
             if (row < own.stop) {
                 const uint32_t a = of_mixed.lane(i * 32 + lane, 0), b = of_up.lane(i * 32 + lane, 0);
-                const float sum = ps_attention_row_product<T>(of_mixed, a, of_up, b, chunks);
+                const float sum = ps_attention_row_product<T>(of_mixed, a, of_up, b, way.chunks_v());
                 const uint32_t to = own.own * ROWS + row;
                 delta[to / 2 * 4 + to % 2] = delta[to / 2 * 4 + to % 2 + 2] = -sum;
                 logsum[to] = from[i];
@@ -161,7 +162,7 @@ static __device__ __forceinline__ void sums(float *logsum, float *delta, const c
 }
 
 template <typename T, int TILES, class WAY>
-static __global__ void __launch_bounds__(THREADS) backward_kernel(const __grid_constant__ typename WAY::told p)
+static __global__ void __launch_bounds__(MOST) backward_kernel(const __grid_constant__ typename WAY::told p)
 {
 #if __CUDA_ARCH__ < 900
     if constexpr (!WAY::BOXES)
@@ -173,7 +174,8 @@ static __global__ void __launch_bounds__(THREADS) backward_kernel(const __grid_c
         constexpr uint32_t BLOCK = ROWS * 16, OF_D = 2 * TILES * BLOCK; /* gradients of scores: 8 queries, all keys; a matrix */
         const struct place at(p);
         WAY way(p, at);
-        const uint32_t chunks_q = WAY::NARROW ? 1 : p.chunks_q, chunks_v = WAY::NARROW ? 1 : p.chunks_v;
+        const auto chunks_q = way.chunks_q();
+        const auto chunks_v = way.chunks_v();
         const uint32_t of_q = way.bytes_q(), of_v = way.bytes_v();
         char *const q = shared_memory, *const k = q + of_q, *const v = k + of_q, *const up = v + of_v;
         /* What dk and dq are added to, if to anything and here; else dk takes the place of mixed, which is read first, and dq that
@@ -190,7 +192,7 @@ static __global__ void __launch_bounds__(THREADS) backward_kernel(const __grid_c
         if (add) {
             way.bring_q({dk, dq}, p.dk, p.dq);
         }
-        sums<T, TILES>(logsum, delta, mixed, up, chunks_v, p, at, way);
+        sums<T, TILES>(logsum, delta, mixed, up, p, at, way);
         meet<WAY, TILES>(p);
         const uint32_t lane = threadIdx.x % 32;
         const float factor = p.scale * PS_LOG2_E, zero[1][4] = {};
@@ -300,6 +302,22 @@ struct share {
     int group, taken;
 };
 
+/* How many warps of so many blocks of so many tiles a multiprocessor has that work at once. */
+static int warps_at_once(const struct ps_cuda_context *c, const void *kernel, unsigned blocks, int tiles, int threads, int shared)
+{
+    int most = 0;
+    (void)cudaOccupancyMaxActiveBlocksPerMultiprocessor(&most, kernel, threads, (size_t)shared);
+    return (int)std::min((unsigned)most, ps_cuda_blocks(blocks, c->multiprocessors)) * tiles /
+           (int)ps_cuda_blocks(tiles, threads / 32);
+}
+
+/* Blocks whose shared memory or number leaves a multiprocessor few warps have more than the usual threads. */
+static int threads_of(const struct ps_cuda_context *c, const void *kernel, unsigned blocks, int tiles, int usual, int shared)
+{
+    const int more = warps_at_once(c, kernel, blocks, tiles, MOST, shared);
+    return more * 3 >= warps_at_once(c, kernel, blocks, tiles, usual, shared) * 4 ? MOST : usual;
+}
+
 /* What both ways tell; then the launch. */
 template <class WAY, typename T, int TILES, bool BACKWARD>
 static enum ps_status launch(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
@@ -315,7 +333,6 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
     p.sequences = (uint32_t)sequences;
     p.taken = (uint32_t)share.taken;
     p.chunks_v = (uint32_t)(x.e + 7) / 8;
-    p.tiles = ps_cuda_blocks(share.group * share.taken * TILES, threads / 32);
     p.accumulate = x.accumulate;
     p.scale = x.scale;
     const auto kernel = [] {
@@ -326,7 +343,12 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
         }
     }();
     PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, op));
-    ps_cuda_launch(c, kernel, (unsigned)groups * ps_cuda_blocks(sequences, share.taken), (unsigned)threads, (size_t)shared, p);
+    const unsigned blocks = (unsigned)groups * ps_cuda_blocks(sequences, share.taken);
+    if (WAY::BOXES) {
+        threads = threads_of(c, (const void *)kernel, blocks, share.group * share.taken * TILES, threads, shared);
+    }
+    p.tiles = ps_cuda_blocks(share.group * share.taken * TILES, threads / 32);
+    ps_cuda_launch(c, kernel, blocks, (unsigned)threads, (size_t)shared, p);
     PS_CUDA_LAUNCHED(op);
 }
 
@@ -455,7 +477,7 @@ bool ps_cuda_attention_short16_wanted(const struct ps_kernels *k, const struct p
            (x.patches <= BY_THREADS || (x.patches <= most && width_of(ps_cuda(k), x, call->backward) > 0));
 }
 
-template <typename T, int TILES, int W, bool NARROW, bool BACKWARD>
+template <typename T, int TILES, int W, int CHUNKS, bool ONE, bool BACKWARD>
 static enum ps_status launch_boxed(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
     constexpr int ROWS = 16 * TILES;
@@ -486,24 +508,53 @@ static enum ps_status launch_boxed(const struct ps_cuda_context *c, const char *
     }
     p.part = (uint32_t)(share.taken * ROWS * W);
     const int shared = share.taken * box.bytes + (int)sizeof(uint64_t); /* and the barrier */
-    return launch<by_boxes<ROWS, W, NARROW>, T, TILES, BACKWARD>(c, op, x, share, threads_of(share.taken * box.group * TILES),
-                                                                 shared, p);
+    return launch<by_boxes<ROWS, W, CHUNKS, ONE>, T, TILES, BACKWARD>(c, op, x, share, threads_of(share.taken * box.group * TILES),
+                                                                      shared, p);
+}
+
+/* By a head's chunks, for which there are kernels where they are common: unrolled they have half of the instructions. */
+template <typename T, int TILES, int W, bool BACKWARD>
+static enum ps_status launch_width(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
+{
+    constexpr bool NARROW = BACKWARD && 16 * TILES > BY_THREADS; /* no others are wanted */
+    const int chunks = x.e / 8;
+    if constexpr (W == 64 || !BACKWARD) {
+        if (chunks == 1) {
+            return x.pieces == 1 ? launch_boxed<T, TILES, W, 1, true, BACKWARD>(c, op, x)
+                                 : launch_boxed<T, TILES, W, 1, false, BACKWARD>(c, op, x);
+        }
+    }
+    if constexpr (!NARROW && (W == 64 || !BACKWARD)) {
+        if (chunks == 2) {
+            return x.pieces == 1 ? launch_boxed<T, TILES, W, 2, true, BACKWARD>(c, op, x)
+                                 : launch_boxed<T, TILES, W, 2, false, BACKWARD>(c, op, x);
+        }
+    }
+    if constexpr (!NARROW) {
+        if (chunks == 4) {
+            return x.pieces == 1 ? launch_boxed<T, TILES, W, 4, true, BACKWARD>(c, op, x)
+                                 : launch_boxed<T, TILES, W, 4, false, BACKWARD>(c, op, x);
+        }
+        constexpr int LAST = W == 64 ? 3 : 8;
+        if (chunks == LAST && x.pieces == 1) {
+            return launch_boxed<T, TILES, W, LAST, true, BACKWARD>(c, op, x);
+        }
+        return launch_boxed<T, TILES, W, 0, false, BACKWARD>(c, op, x);
+    }
+    return PS_UNSUPPORTED; /* was not wanted */
 }
 
 template <typename T, int TILES, bool BACKWARD>
 static enum ps_status launch_rows(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
     const int width = width_of(c, x, BACKWARD);
-    constexpr int WIDE = BACKWARD && 16 * TILES > BY_THREADS ? 64 : 128; /* of more patches only narrow heads are wanted */
-    if constexpr (!BACKWARD) {
-        if (x.columns == 8 && width == 128) {
-            return launch_boxed<T, TILES, 128, true, BACKWARD>(c, op, x);
-        }
+    if (width == 64) {
+        return launch_width<T, TILES, 64, BACKWARD>(c, op, x);
     }
-    if (width > 0) {
-        return x.columns == 8 ? launch_boxed<T, TILES, 64, true, BACKWARD>(c, op, x)
-               : width == 128 ? launch_boxed<T, TILES, WIDE, false, BACKWARD>(c, op, x)
-                              : launch_boxed<T, TILES, 64, false, BACKWARD>(c, op, x);
+    if constexpr (!BACKWARD || 16 * TILES <= BY_THREADS) { /* of more patches only narrow heads are wanted */
+        if (width == 128) {
+            return launch_width<T, TILES, 128, BACKWARD>(c, op, x);
+        }
     }
     if constexpr (16 * TILES <= BY_THREADS) {
         return x.unit < 16 ? launch_copied<T, TILES, false, BACKWARD>(c, op, x) : launch_copied<T, TILES, true, BACKWARD>(c, op, x);

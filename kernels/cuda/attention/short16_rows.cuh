@@ -87,7 +87,7 @@ struct copied : short16 {
 /* WIDE: units of 16 bytes. */
 template <int ROWS, bool WIDE> struct by_threads {
     typedef copied told;
-    static constexpr bool BOXES = false, NARROW = false;
+    static constexpr bool BOXES = false;
     const struct copied &p;
     const struct place &at;
     /* The thread's unit: its first sequence and row of the block's, its head, column of that. */
@@ -102,6 +102,14 @@ template <int ROWS, bool WIDE> struct by_threads {
         /* Threads that are left over have none. */
         const bool there = line < p.step_sequences * p.step_rows && at.head + head < p.heads;
         sequence = there ? line / ROWS : p.taken;
+    }
+    __device__ __forceinline__ uint32_t chunks_q() const
+    {
+        return p.chunks_q;
+    }
+    __device__ __forceinline__ uint32_t chunks_v() const
+    {
+        return p.chunks_v;
     }
     __device__ __forceinline__ uint32_t bytes_q() const
     {
@@ -242,10 +250,13 @@ struct boxed : short16 {
     uint32_t along, apart; /* from head to head of the map's first coordinate, or of its second */
 };
 
-/* A tensor lies part by part: of each the block's sequences, rows of W bytes. NARROW: q, k and v have one part, of heads of 8. */
-template <int ROWS, int W, bool IS_NARROW> struct by_boxes {
+/* A tensor lies part by part: of each the block's sequences, rows of W bytes. CHUNKS: a head's, which are one part of v's and of
+ * each piece of q's and k's, or 0; ONE: of these there is one piece. */
+template <int ROWS, int W, int CHUNKS, bool ONE> struct by_boxes {
     typedef boxed told;
-    static constexpr bool BOXES = true, NARROW = IS_NARROW;
+    static constexpr bool BOXES = true, KNOWN = CHUNKS > 0;
+    static_assert(CHUNKS * 16 <= W, "a head fits a row of the box");
+    static constexpr uint32_t SHIFT = CHUNKS > 4 ? 3 : CHUNKS > 2 ? 2 : CHUNKS > 1 ? 1 : 0; /* of what a head takes of it */
     const struct boxed &p;
     const struct place &at;
     uint32_t barrier;
@@ -253,17 +264,41 @@ template <int ROWS, int W, bool IS_NARROW> struct by_boxes {
     __device__ __forceinline__ by_boxes(const struct boxed &told, const struct place &here) : p(told), at(here)
     {
     }
+    __device__ __forceinline__ auto chunks_q() const
+    {
+        return count < ONE ? CHUNKS : 0 > (p.chunks_q);
+    }
+    __device__ __forceinline__ auto chunks_v() const
+    {
+        return count<CHUNKS>(p.chunks_v);
+    }
+    template <int COUNT> __device__ __forceinline__ static auto count(uint32_t told)
+    {
+        if constexpr (COUNT > 0) {
+            return ps_chunk_count<COUNT>();
+        } else {
+            return told;
+        }
+    }
+    __device__ __forceinline__ uint32_t parts_q() const
+    {
+        return KNOWN && ONE ? 1 : p.parts_q;
+    }
+    __device__ __forceinline__ uint32_t parts_v() const
+    {
+        return KNOWN ? 1 : p.parts_v;
+    }
     __device__ __forceinline__ uint32_t bytes_q() const
     {
-        return NARROW ? p.part : p.parts_q * p.part;
+        return parts_q() * p.part;
     }
     __device__ __forceinline__ uint32_t bytes_v() const
     {
-        return NARROW ? p.part : p.parts_v * p.part;
+        return parts_v() * p.part;
     }
     __device__ __forceinline__ ps_boxed<W> tile(const char *all, uint32_t, const struct tiles<ROWS / 16> &own, uint32_t row0) const
     {
-        const uint32_t shift = NARROW ? 0 : p.shift;
+        const uint32_t shift = KNOWN ? SHIFT : p.shift;
         return {ps_shared_address(all) + (own.sequence * ROWS + row0) * W, own.head << shift, shift, p.part};
     }
     __device__ __forceinline__ void begin(char *, uint32_t bytes, char *end)
@@ -283,11 +318,11 @@ template <int ROWS, int W, bool IS_NARROW> struct by_boxes {
     {
         if (threadIdx.x == 0) {
 #pragma unroll 1
-            for (uint32_t i = 0, column = 0, piece = 0; i < (NARROW ? 1 : parts); i++) {
-                act(ps_shared_address(all) + i * p.part, (int)(at.head * p.along + column), NARROW ? 0 : (int)(at.head * p.apart),
-                    (int)at.sequence, (int)piece);
+            for (uint32_t i = 0, column = 0, piece = 0; i < parts; i++) {
+                act(ps_shared_address(all) + i * p.part, (int)(at.head * p.along + column),
+                    CHUNKS == 1 ? 0 : (int)(at.head * p.apart), (int)at.sequence, (int)piece);
                 column += W / 2;
-                if (NARROW || column >= p.e) {
+                if (KNOWN || column >= p.e) {
                     column = 0;
                     piece++;
                 }
@@ -302,12 +337,12 @@ template <int ROWS, int W, bool IS_NARROW> struct by_boxes {
     }
     __device__ __forceinline__ void bring_q(char *const (&to)[2], const CUtensorMap &a, const CUtensorMap &b) const
     {
-        bring(to[0], a, p.parts_q);
-        bring(to[1], b, p.parts_q);
+        bring(to[0], a, parts_q());
+        bring(to[1], b, parts_q());
     }
     __device__ __forceinline__ void bring_v(char *to, const CUtensorMap &map) const
     {
-        bring(to, map, p.parts_v);
+        bring(to, map, parts_v());
     }
     __device__ __forceinline__ void wait() const
     {
@@ -335,14 +370,14 @@ template <int ROWS, int W, bool IS_NARROW> struct by_boxes {
     template <typename T> __device__ __forceinline__ void put_q(const CUtensorMap &map, const char *from) const
     {
         if (p.accumulate) {
-            put<true>(map, from, p.parts_q);
+            put<true>(map, from, parts_q());
         } else {
-            put<false>(map, from, p.parts_q);
+            put<false>(map, from, parts_q());
         }
     }
     template <typename T> __device__ __forceinline__ void put_v(const CUtensorMap &map, const char *from, uint32_t) const
     {
-        put<false>(map, from, p.parts_v);
+        put<false>(map, from, parts_v());
     }
 };
 
