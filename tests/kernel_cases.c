@@ -1911,15 +1911,19 @@ static int build_attention_edges(struct call *c, int index)
 }
 
 /* Short sequences as the model has them, all heads side by side in rows, of every number of tiles of 16 rows: heads that fill a box
- * of the copy engine, in part or more than one, of each of its widths; then heads of which each has boxes that it does not fill. */
+ * of the copy engine, in part or more than one, of each of its widths; then heads of which each has boxes that it does not fill;
+ * then as many sequences as give each multiprocessor all the blocks that it holds. */
 static int attention_rows_size(int index, int64_t *size)
 {
     static const int64_t patches[] = {5, 16, 17, 31, 42, 48, 63, 64, 66, 80, 91, 96, 98, 112, 120, 128},
                          heads[2][5] = {{16, 3, 1, 2, 1}, {5, 4, 6, 3, 2}},
-                         unfilled[2][5] = {{24, 40, 56, 72, 104}, {24, 48, 88, 96, 112}};
+                         unfilled[2][5] = {{24, 40, 56, 72, 104}, {24, 48, 88, 96, 112}},
+                         many[][4] = {{700, 5, 42, 8}, {700, 3, 42, 16}, {700, 2, 33, 32}, {900, 1, 63, 16}, {400, 8, 17, 8}};
     const int width = index % 5, of = index / 5 % LENGTH(patches), form = index / 5 / LENGTH(patches);
     if (form > 1) {
-        return 0;
+        const int last = index - 2 * 5 * LENGTH(patches);
+        memcpy(size, many[last % LENGTH(many)], sizeof *many);
+        return last < LENGTH(many);
     }
     size[0] = of < 2 ? 13 : 5 - of % 3 - form;
     size[1] = form ? 1 + (of + width) % 2 : heads[of % 2][width];
@@ -2088,12 +2092,18 @@ static int pieces_size(int index, int64_t *size, int *layout)
         {2, 2, 33, 2, 56}, {1, 3, 63, 5, 24},  {4, 2, 15, 2, 48},  {1, 2, 91, 3, 40},  {2, 5, 117, 1, 8}, {3, 3, 125, 2, 8},
         {1, 2, 93, 1, 40}, {2, 3, 81, 3, 24},  {1, 2, 128, 3, 32}, {2, 1, 65, 1, 16},  {1, 4, 100, 4, 8}, {280, 1, 70, 2, 8},
         {2, 3, 70, 2, 8},  {2, 3, 96, 2, 8}};
-    if (index >= LAYOUTS * LENGTH(sizes)) {
-        return 0;
+    if (index < LAYOUTS * LENGTH(sizes)) {
+        memcpy(size, sizes[index / LAYOUTS], sizeof *sizes);
+        *layout = index % LAYOUTS;
+        return 1;
     }
-    memcpy(size, sizes[index / LAYOUTS], sizeof *sizes);
-    *layout = index % LAYOUTS;
-    return 1;
+    /* As the model has them: each number of tiles of 16 rows, heads that fill boxes of either width. */
+    static const int64_t heads[2][4] = {{5, 3, 1, 1}, {8, 4, 2, 3}};
+    const int of = index - LAYOUTS * LENGTH(sizes), width = of % 4, tile = of / 4 % 8, wide = of / 4 / 8;
+    const int64_t regular[5] = {3, heads[wide % 2][width], 16 * (tile + 1) - of % 5, 2 + of % 2, 8 << width};
+    memcpy(size, regular, sizeof regular);
+    *layout = 1;
+    return wide < 2;
 }
 
 /* q, k or the like [S, h, N, m, e], of a single piece [S, h, N, e]: dense; as the model has them, a head's columns of each layer in

@@ -11,7 +11,7 @@
  * Bytes: 8 S h N e forward, 18 S h N e backward, and the sums; S h N^2 exponentials each way and tensor FLOPs 4 S h N^2 e forward,
  * 10 S h N^2 e backward, of N in whole 16 and e in whole 8. 42 patches, heads of 8, 43,008 matrices: 116 and 260 MB, 28 and 62 us
  * at 4.2 TB/s; the exponentials 32 us each way, at 16 a clock and multiprocessor. In boxes a warp issues 530 instructions a matrix
- * forward, 1,200 backward: 24 and 55 us of all schedulers' time; by threads 720 and 1,900. */
+ * forward, 1,200 backward: 24 and 55 us of all schedulers' time; by threads 720 and 1,900. Heads of 16 in boxes: 630 and 1,500. */
 #include <algorithm>
 #include <type_traits>
 
@@ -22,8 +22,8 @@
 #include "kernels/cuda/tile/math.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 
-/* Most threads of a block, and fewest; what a block takes at most of units of a row (of one head more). */
-enum { THREADS = 128, FEWEST = 96, MOST = 256, UNITS = FEWEST };
+/* A block's threads: as a rule, fewest and most; what a block takes at most of units of a row (of one head more). */
+enum { THREADS = 128, FEWEST = 96, MOST_THREADS = 256, UNITS = FEWEST };
 
 /* What a warp has written of its tiles, others of the block read, where a matrix is not one warp's. */
 template <class WAY, int TILES> static __device__ __forceinline__ void meet(const struct short16 &p)
@@ -37,7 +37,7 @@ template <class WAY, int TILES> static __device__ __forceinline__ void meet(cons
 
 /* N at most 16 TILES and more than one tile less. */
 template <typename T, int TILES, class WAY>
-static __global__ void __launch_bounds__(MOST) forward_kernel(const __grid_constant__ typename WAY::told p)
+static __global__ void __launch_bounds__(MOST_THREADS) forward_kernel(const __grid_constant__ typename WAY::told p)
 {
 #if __CUDA_ARCH__ < 900
     if constexpr (!WAY::BOXES)
@@ -162,7 +162,7 @@ static __device__ __forceinline__ void sums(float *logsum, float *delta, const c
 }
 
 template <typename T, int TILES, class WAY>
-static __global__ void __launch_bounds__(MOST) backward_kernel(const __grid_constant__ typename WAY::told p)
+static __global__ void __launch_bounds__(MOST_THREADS) backward_kernel(const __grid_constant__ typename WAY::told p)
 {
 #if __CUDA_ARCH__ < 900
     if constexpr (!WAY::BOXES)
@@ -314,8 +314,8 @@ static int warps_at_once(const struct ps_cuda_context *c, const void *kernel, un
 /* Blocks whose shared memory or number leaves a multiprocessor few warps have more than the usual threads. */
 static int threads_of(const struct ps_cuda_context *c, const void *kernel, unsigned blocks, int tiles, int usual, int shared)
 {
-    const int more = warps_at_once(c, kernel, blocks, tiles, MOST, shared);
-    return more * 3 >= warps_at_once(c, kernel, blocks, tiles, usual, shared) * 4 ? MOST : usual;
+    const int more = warps_at_once(c, kernel, blocks, tiles, MOST_THREADS, shared);
+    return more * 3 >= warps_at_once(c, kernel, blocks, tiles, usual, shared) * 4 ? MOST_THREADS : usual;
 }
 
 /* What both ways tell; then the launch. */
@@ -352,7 +352,7 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
     PS_CUDA_LAUNCHED(op);
 }
 
-static int threads_of(int tiles)
+static int usual_threads(int tiles)
 {
     return tiles % 4 != 0 && tiles % 3 == 0 ? FEWEST : THREADS;
 }
@@ -389,7 +389,7 @@ static enum ps_status launch_copied(const struct ps_cuda_context *c, const char 
     }
     const int groups = (x.heads + most - 1) / most, group = (x.heads + groups - 1) / groups;
     const struct share share = {group, std::min(sequences, std::max(1, room / group))};
-    const int threads = threads_of(share.taken * group * TILES), lines = threads / (units * group);
+    const int threads = usual_threads(share.taken * group * TILES), lines = threads / (units * group);
     struct copied p = {};
     p.units = ps_divisor_make(units);
     p.across = ps_divisor_make(units * group);
@@ -508,11 +508,19 @@ static enum ps_status launch_boxed(const struct ps_cuda_context *c, const char *
     }
     p.part = (uint32_t)(share.taken * ROWS * W);
     const int shared = share.taken * box.bytes + (int)sizeof(uint64_t); /* and the barrier */
-    return launch<by_boxes<ROWS, W, CHUNKS, ONE>, T, TILES, BACKWARD>(c, op, x, share, threads_of(share.taken * box.group * TILES),
-                                                                      shared, p);
+    return launch<by_boxes<ROWS, W, CHUNKS, ONE>, T, TILES, BACKWARD>(c, op, x, share,
+                                                                      usual_threads(share.taken * box.group * TILES), shared, p);
 }
 
-/* By a head's chunks, for which there are kernels where they are common: unrolled they have half of the instructions. */
+template <typename T, int TILES, int W, int CHUNKS, bool BACKWARD>
+static enum ps_status launch_chunks(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
+{
+    return x.pieces == 1 ? launch_boxed<T, TILES, W, CHUNKS, true, BACKWARD>(c, op, x)
+                         : launch_boxed<T, TILES, W, CHUNKS, false, BACKWARD>(c, op, x);
+}
+
+/* Common numbers of a head's chunks have kernels of their own, whose loops over them are unrolled: heads of 16 columns issue 0.7 of
+ * the instructions so. Rows of W bytes are for some numbers alone (width_of). */
 template <typename T, int TILES, int W, bool BACKWARD>
 static enum ps_status launch_width(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
@@ -520,28 +528,22 @@ static enum ps_status launch_width(const struct ps_cuda_context *c, const char *
     const int chunks = x.e / 8;
     if constexpr (W == 64 || !BACKWARD) {
         if (chunks == 1) {
-            return x.pieces == 1 ? launch_boxed<T, TILES, W, 1, true, BACKWARD>(c, op, x)
-                                 : launch_boxed<T, TILES, W, 1, false, BACKWARD>(c, op, x);
+            return launch_chunks<T, TILES, W, 1, BACKWARD>(c, op, x);
         }
     }
     if constexpr (!NARROW && (W == 64 || !BACKWARD)) {
         if (chunks == 2) {
-            return x.pieces == 1 ? launch_boxed<T, TILES, W, 2, true, BACKWARD>(c, op, x)
-                                 : launch_boxed<T, TILES, W, 2, false, BACKWARD>(c, op, x);
+            return launch_chunks<T, TILES, W, 2, BACKWARD>(c, op, x);
         }
     }
     if constexpr (!NARROW) {
-        if (chunks == 4) {
-            return x.pieces == 1 ? launch_boxed<T, TILES, W, 4, true, BACKWARD>(c, op, x)
-                                 : launch_boxed<T, TILES, W, 4, false, BACKWARD>(c, op, x);
-        }
         constexpr int LAST = W == 64 ? 3 : 8;
-        if (chunks == LAST && x.pieces == 1) {
-            return launch_boxed<T, TILES, W, LAST, true, BACKWARD>(c, op, x);
-        }
-        return launch_boxed<T, TILES, W, 0, false, BACKWARD>(c, op, x);
+        return chunks == 4                       ? launch_chunks<T, TILES, W, 4, BACKWARD>(c, op, x)
+               : chunks == LAST && x.pieces == 1 ? launch_boxed<T, TILES, W, LAST, true, BACKWARD>(c, op, x)
+                                                 : launch_boxed<T, TILES, W, 0, false, BACKWARD>(c, op, x);
+    } else {
+        return PS_UNSUPPORTED; /* was not wanted */
     }
-    return PS_UNSUPPORTED; /* was not wanted */
 }
 
 template <typename T, int TILES, bool BACKWARD>

@@ -256,6 +256,7 @@ template <int ROWS, int W, int CHUNKS, bool ONE> struct by_boxes {
     typedef boxed told;
     static constexpr bool BOXES = true, KNOWN = CHUNKS > 0;
     static_assert(CHUNKS * 16 <= W, "a head fits a row of the box");
+    static constexpr int CHUNKS_Q = ONE ? CHUNKS : 0;
     static constexpr uint32_t SHIFT = CHUNKS > 4 ? 3 : CHUNKS > 2 ? 2 : CHUNKS > 1 ? 1 : 0; /* of what a head takes of it */
     const struct boxed &p;
     const struct place &at;
@@ -266,7 +267,7 @@ template <int ROWS, int W, int CHUNKS, bool ONE> struct by_boxes {
     }
     __device__ __forceinline__ auto chunks_q() const
     {
-        return count < ONE ? CHUNKS : 0 > (p.chunks_q);
+        return count<CHUNKS_Q>(p.chunks_q);
     }
     __device__ __forceinline__ auto chunks_v() const
     {
