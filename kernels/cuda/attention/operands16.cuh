@@ -117,7 +117,7 @@ template <int W> struct ps_boxed {
 
 /* ---- products ---- */
 
-/* How many chunks there are, where the compiler is to know it: loops over them are unrolled then. */
+/* How many chunks there are, where the compiler is to know it; and how many turns of a loop over them it unrolls then. */
 template <uint32_t N> struct ps_chunk_count {
     __device__ __forceinline__ constexpr operator uint32_t() const
     {
@@ -128,11 +128,12 @@ template <class COUNT> static constexpr int ps_unrolled = 1;
 template <uint32_t N> static constexpr int ps_unrolled<ps_chunk_count<N>> = N;
 
 /* The sum of a row of a times one of b, of so many chunks; of_a, of_b: where the rows lie. */
-template <typename T, class A, class B, class N>
-static __device__ __forceinline__ float ps_attention_row_product(const A &a, uint32_t of_a, const B &b, uint32_t of_b, N chunks)
+template <typename T, class A, class B, class COUNT>
+static __device__ __forceinline__ float ps_attention_row_product(const A &a, uint32_t of_a, const B &b, uint32_t of_b, COUNT chunks)
 {
+    constexpr int TURNS = ps_unrolled<COUNT>;
     float sum = 0.0f;
-#pragma unroll ps_unrolled < N>
+#pragma unroll TURNS
     for (uint32_t t = 0; t < chunks; t++) {
         const uint4 x = ps_shared_load4(a.step(of_a, t)), y = ps_shared_load4(b.step(of_b, t));
         const uint32_t words[2][4] = {{x.x, x.y, x.z, x.w}, {y.x, y.y, y.z, y.w}};
@@ -208,10 +209,11 @@ static __device__ __forceinline__ void ps_attention_scores8(float (&sum)[2 * TIL
 }
 
 /* The same over all chunks of columns, 1 at least. */
-template <typename T, int TILES, int STARTS, class A, class B, class N>
+template <typename T, int TILES, int STARTS, class A, class B, class COUNT>
 static __device__ __forceinline__ void ps_attention_scores(float (&sum)[2 * TILES][4], const float (&start)[STARTS][4], const A &a,
-                                                           const B &b, N chunks)
+                                                           const B &b, COUNT chunks)
 {
+    constexpr int TURNS = ps_unrolled<COUNT>;
     const uint32_t lane = threadIdx.x % 32;
     if (chunks == 1) {
         ps_attention_scores8<T, TILES>(sum, start, a, b, 0);
@@ -220,7 +222,7 @@ static __device__ __forceinline__ void ps_attention_scores(float (&sum)[2 * TILE
     const uint32_t of_a = a.lane(lane % 16, lane / 16), of_b = b.lane(lane / 16 * 8 + lane % 8, lane / 8 % 2);
     ps_attention_scores16<T, TILES, B::ROW>(sum, start, of_a, of_b);
     uint32_t t = 2;
-#pragma unroll ps_unrolled < N>
+#pragma unroll TURNS
     for (; t + 2 <= chunks; t += 2) {
         ps_attention_scores16<T, TILES, B::ROW>(sum, sum, a.step(of_a, t), b.step(of_b, t));
     }
@@ -343,12 +345,13 @@ static __device__ __forceinline__ void ps_attention_put(const C &to, const float
 }
 
 /* Both, of all chunks: tile `to` = factors a b, or += that. */
-template <typename T, int TILES, class B, class C, class N>
+template <typename T, int TILES, class B, class C, class COUNT>
 static __device__ __forceinline__ void ps_attention_mixed(const C &to, const uint32_t (&a)[TILES][4], const B &b, float upper,
-                                                          float lower, N chunks, bool add = false)
+                                                          float lower, COUNT chunks, bool add = false)
 {
+    constexpr int TURNS = ps_unrolled<COUNT>;
     uint32_t t = 0;
-#pragma unroll ps_unrolled < N>
+#pragma unroll TURNS
     for (; t + 2 <= chunks; t += 2) {
         float sum[2][4];
         ps_zero(sum);

@@ -302,7 +302,8 @@ struct share {
     int group, taken;
 };
 
-/* How many warps of so many blocks of so many tiles a multiprocessor has that work at once. */
+/* How many warps of so many blocks of so many tiles a multiprocessor has that work at once. What the query fails of fails the
+ * launch. */
 static int warps_at_once(const struct ps_cuda_context *c, const void *kernel, unsigned blocks, int tiles, int threads, int shared)
 {
     int most = 0;

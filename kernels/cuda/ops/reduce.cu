@@ -136,16 +136,28 @@ static enum ps_status add_waiting(const struct ps_cuda_context *c)
     return count ? add(c, "later_sums", later->job, count) : PS_OK;
 }
 
+/* Whole units of 16 bytes, so that what follows is aligned. */
+static size_t room_bytes(size_t floats)
+{
+    return (floats * sizeof(float) + 15) / 16 * 16;
+}
+
+static float *take_room(struct ps_cuda_later *later, size_t bytes)
+{
+    float *const room = (float *)(later->memory + later->used);
+    later->used += bytes;
+    return room;
+}
+
 enum ps_status ps_cuda_partials(const struct ps_cuda_context *c, const char *op, size_t floats, float **partials)
 {
     struct ps_cuda_later *const later = &c->later;
-    const size_t bytes = (floats * sizeof(float) + 15) / 16 * 16;
+    const size_t bytes = room_bytes(floats);
     if (later->memory && !c->beside && bytes <= later->bytes) {
         if (bytes > later->bytes - later->used || later->count > PS_COLUMN_JOBS - 2) {
             PS_TRY(add_waiting(c));
         }
-        *partials = (float *)(later->memory + later->used);
-        later->used += bytes;
+        *partials = take_room(later, bytes);
         return PS_OK;
     }
     *partials = (float *)c->workspace;
@@ -155,13 +167,11 @@ enum ps_status ps_cuda_partials(const struct ps_cuda_context *c, const char *op,
 float *ps_cuda_waiting_room(const struct ps_cuda_context *c, size_t floats, int count)
 {
     struct ps_cuda_later *const later = &c->later;
-    const size_t bytes = (floats * sizeof(float) + 15) / 16 * 16;
+    const size_t bytes = room_bytes(floats);
     if (!later->memory || c->beside || bytes > (later->bytes - later->used) / 2 || later->count + count > PS_COLUMN_JOBS - 2) {
         return NULL;
     }
-    float *const room = (float *)(later->memory + later->used);
-    later->used += bytes;
-    return room;
+    return take_room(later, bytes);
 }
 
 enum ps_status ps_cuda_add_columns(const struct ps_cuda_context *c, const char *op, const struct ps_cuda_columns *jobs, int count)
