@@ -21,6 +21,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tensor_map.cuh"
 #include "kernels/cuda/tile/bulk.cuh"
+#include "kernels/cuda/tile/divide.cuh"
 #include "kernels/cuda/tile/mma.cuh"
 #include "kernels/cuda/tile/operands.cuh"
 #include "kernels/cuda/tile/wgmma.cuh"
@@ -44,9 +45,10 @@ struct problem {
     float *dw, *db;       /* db: or NULL */
     float *partial;       /* [slices, floats]: m n of dw, row by row, then n of db */
     int m, n, high, wide; /* high, wide: panels of x and of dy in a tile */
-    int tiles, tiles_n;
-    int steps, slices, slice_steps; /* of 64 rows: all, and those of a slice */
-    int floats;                     /* of a slice's sums */
+    int tiles;
+    struct ps_divisor by_tiles, by_tiles_n; /* tiles, and those along n */
+    int steps, slices, slice_steps;         /* of 64 rows: all, and those of a slice */
+    int floats;                             /* of a slice's sums */
 };
 
 struct problems {
@@ -178,11 +180,13 @@ static __global__ void __launch_bounds__(THREADS, 1) gradients_kernel(const __gr
     }
     const struct problem &p = x.each[number];
     /* The same for a whole warp, and said so: else the compiler waits after every wgmma. */
-    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), tile = block % p.tiles;
+    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), slice = (int)ps_divide(block, p.by_tiles),
+              tile = block - slice * p.tiles;
+    const int line = (int)ps_divide(tile, p.by_tiles_n);
     struct part at;
-    at.m0 = tile / p.tiles_n * p.high * EDGE;
-    at.n0 = tile % p.tiles_n * p.wide * EDGE;
-    at.slice = block / p.tiles;
+    at.m0 = line * p.high * EDGE;
+    at.n0 = (tile - line * (int)p.by_tiles_n.divisor) * p.wide * EDGE;
+    at.slice = slice;
     at.first = at.slice * p.slice_steps;
     at.steps = min(p.slice_steps, p.steps - at.first);
     at.ones = ps_shared_address(shared);
@@ -287,8 +291,10 @@ static enum ps_status products(const struct ps_cuda_context *context, const stru
         to->n = (int)p->n;
         to->high = p->m > EDGE ? 2 : 1;
         to->wide = p->n > EDGE ? 2 : 1;
-        to->tiles_n = ceil_div(p->n, to->wide * EDGE);
-        to->tiles = ceil_div(p->m, to->high * EDGE) * to->tiles_n;
+        const int tiles_n = ceil_div(p->n, to->wide * EDGE);
+        to->tiles = ceil_div(p->m, to->high * EDGE) * tiles_n;
+        to->by_tiles = ps_divisor_make(to->tiles);
+        to->by_tiles_n = ps_divisor_make(tiles_n);
         to->steps = ceil_div(p->k, EDGE);
         to->floats = to->m * to->n + (p->sums ? to->n : 0);
         used += sizeof(float) * (size_t)to->floats;

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/count.cuh"
+#include "kernels/cuda/tile/divide.cuh"
 #include "kernels/cuda/tile/vector.cuh"
 
 static const int block = 512;
@@ -12,11 +13,12 @@ static const int resident = 2;       /* blocks a multiprocessor */
 static const int least_turns = 2;    /* rows a thread of a sum, where there are as many */
 static const int most_columns = 128; /* of a block */
 
-/* How x [rows, d] is shared out: blocks (share, tile), tiles fastest; `across` threads lie along the columns, the rest `height`
- * rows down. A block takes every `shares`-th group of that many rows: all blocks together go through x from its first rows to its
- * last, or back. */
+/* How x [rows, d] is shared out: blocks (tile, share), `tiles` of them along the columns; `across` threads lie along the columns,
+ * the rest `height` rows down. A block takes every `shares`-th group of that many rows: all blocks together go through x from its
+ * first rows to its last, or back. */
 struct sharing {
     int rows, height, shares, turns, d, tiles, across, tx_bits /* of a sum: across is 2^tx_bits */;
+    struct ps_divisor by_across;
 };
 
 /* Rows of a share. */
@@ -34,10 +36,10 @@ template <int VEC> struct place {
     bool inside;
     __device__ __forceinline__ explicit place(const struct sharing &s)
     {
-        ty = (int)threadIdx.x / s.across;
+        ty = (int)ps_divide(threadIdx.x, s.by_across);
         tx = (int)threadIdx.x - ty * s.across;
-        share = (int)blockIdx.x / s.tiles;
-        tile = (int)blockIdx.x - share * s.tiles;
+        share = (int)blockIdx.y;
+        tile = (int)blockIdx.x;
         column = (tile * s.across + tx) * VEC;
         inside = column < s.d && ty < s.height;
         const int first = share * s.height + ty, last = first + (s.turns - 1) * s.shares * s.height;
@@ -195,6 +197,7 @@ static enum ps_status sharing_make(const struct ps_cuda_context *c, const char *
     if (rows > INT32_MAX / 2 || tiles > PS_COLUMN_TILES) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): %lld rows of %lld columns are too many", op, (long long)rows, (long long)d);
     }
+    s->by_across = ps_divisor_make(s->across);
     s->height = threads / s->across;
     const int64_t groups = (rows + s->height - 1) / s->height, least = sum ? least_turns : 1;
     int64_t shares = most / tiles;
@@ -226,9 +229,9 @@ static enum ps_status sharing_of_pass(const struct ps_cuda_context *c, const cha
     return sharing_make(c, op, rows, d, vec, pass_block, pass_resident * c->multiprocessors, false, s);
 }
 
-static inline unsigned sharing_blocks(const struct sharing &s)
+static inline dim3 sharing_blocks(const struct sharing &s)
 {
-    return (unsigned)(s.shares * s.tiles);
+    return dim3((unsigned)s.tiles, (unsigned)s.shares);
 }
 
 #endif
