@@ -285,8 +285,9 @@ static int build_gemm(struct call *c, int index)
 /* Every other case with an addend, c and it dense or slices of wider rows, the bias aligned or not. */
 static int build_gemm_bias(struct call *c, int index)
 {
-    static const int64_t mnk[][3] = {{333, 64, 16},   {210, 192, 64}, {129, 63, 42},   {7, 5, 3},     {1, 16, 16},     {64, 64, 64},
-                                     {500, 384, 128}, {33, 1, 9},     {4099, 128, 32}, {40, 48, 672}, {8601, 200, 388}};
+    static const int64_t mnk[][3] = {{333, 64, 16},   {210, 192, 64}, {129, 63, 42},    {7, 5, 3},
+                                     {1, 16, 16},     {64, 64, 64},   {500, 384, 128},  {33, 1, 9},
+                                     {4099, 128, 32}, {40, 48, 672},  {8601, 200, 388}, {22678, 136, 16}};
     if (index >= 8 * LENGTH(mnk)) {
         return 0;
     }
@@ -351,11 +352,12 @@ static void make_whole(struct call *c, int slot, int halves)
 }
 
 /* Rows of one tile, of several, of so many that sums are merged twice, and of several tiles a warp of 132 multiprocessors; float32
- * takes the larger of them. */
+ * takes the larger of them. The last four hold several tiles of columns at once, in one slice and in two. */
 static const int64_t finished_sizes[][3] = {
-    {333, 64, 16},    {129, 48, 16},     {2, 16, 16},      {7, 8, 8},        {500, 384, 128}, {4099, 128, 40},   {9001, 24, 16},
-    {260, 200, 72},   {65, 136, 264},    {300, 16, 520},   {128, 40, 192},   {2500, 192, 96}, {2061, 1128, 520}, {4097, 232, 520},
-    {1100, 72, 1032}, {1700, 376, 1096}, {36111, 72, 128}, {1027, 264, 264}, {1500, 200, 344}};
+    {333, 64, 16},     {129, 48, 16},    {2, 16, 16},      {7, 8, 8},         {500, 384, 128},  {4099, 128, 40},
+    {9001, 24, 16},    {260, 200, 72},   {65, 136, 264},   {300, 16, 520},    {128, 40, 192},   {2500, 192, 96},
+    {2061, 1128, 520}, {4097, 232, 520}, {1100, 72, 1032}, {1700, 376, 1096}, {36111, 72, 128}, {1027, 264, 264},
+    {1500, 200, 344},  {22678, 136, 16}, {21701, 72, 16},  {25609, 200, 16},  {54919, 200, 16}};
 
 /* Every end, with sums over rows and without, of weights as they lie and turned. Of an activation some keep no slope. */
 static int build_gemm_finish(struct call *c, int index)

@@ -9,6 +9,8 @@
 #ifndef PS_KERNELS_CUDA_GEMM_WGMMA16_HELD_CUH
 #define PS_KERNELS_CUDA_GEMM_WGMMA16_HELD_CUH
 
+#include <math.h>
+
 #include "kernels/cuda/gemm/wgmma16_out.cuh"
 
 namespace wgmma16
@@ -150,7 +152,7 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
     constexpr int RIGHT = right_bytes<N, ACROSS>, WARPS = HELD_THREADS / 32;
     constexpr bool MOMENTS = FINISH == PS_FINISH_RESIDUAL;
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), side = warp / 4;
-    const int slice = (int)blockIdx.x % x.slices, block = (int)blockIdx.x / x.slices;
+    const int block = (int)ps_divide(blockIdx.x, x.by_slices), slice = (int)blockIdx.x - block * x.slices;
     const int first_chunk = slice * x.chunks, chunks = min(x.chunks, x.tiles_n - first_chunk);
     const uint32_t held = (ps_shared_address(memory) + 1023u) & ~1023u, rings = held + x.chunks * x.pieces * RIGHT;
     const uint32_t ring = rings + side * x.depth * PANEL, staging = rings + CREWS * x.depth * PANEL;
@@ -163,9 +165,12 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
     open_barriers(a_map, b_map, held_full);
     auto hold_right = [&]() {
         if (threadIdx.x == 0) {
+            uint32_t to = held;
             ps_mbarrier_expect(held_full, chunks * x.pieces * RIGHT);
-            for (int i = 0; i < chunks * x.pieces; i++) {
-                bring_right<N, ACROSS, 1>(b_map, held + i * RIGHT, held_full, first_chunk + i / x.pieces, i % x.pieces, 0);
+            for (int chunk = first_chunk; chunk < first_chunk + chunks; chunk++) {
+                for (int piece = 0; piece < x.pieces; piece++, to += RIGHT) {
+                    bring_right<N, ACROSS, 1>(b_map, to, held_full, chunk, piece, 0);
+                }
             }
         }
     };
@@ -270,8 +275,13 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
     }
 }
 
-/* How the right operand is held: as many tiles of its columns at once as leave a ring room; false where not one does. */
-template <int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED> static bool hold(const struct ps_cuda_context *c, struct call &x)
+/* How the right operand is held, and what that costs a block: the least of all ways to share its columns out, INFINITY where not
+ * one tile of them leaves a ring room. The unit is what 64 columns of a tile take a warpgroup while four are at work. What counts:
+ * a block's columns, and beyond them those of the warpgroup that has the most, each tile's end, and its panels; the right operand's
+ * way to shared memory; the rows, which every slice reads; a ring that has not the next tile's. The weights are those that chose
+ * best of 364 products of sizes drawn at random, on an H200: docs/experiments/products.md. */
+template <int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
+static double hold(const struct ps_cuda_context *c, struct call &x)
 {
     const bool plain = FINISH == PS_FINISH_SUM && !COUNTED && !x.addend;
     const bool floats = FINISH == PS_FINISH_SUM || FINISH == PS_FINISH_RESIDUAL;
@@ -279,32 +289,29 @@ template <int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED> static bool h
     x.pieces = (x.k + DEEP - 1) / DEEP;
     x.tiles_n = (x.n + N - 1) / N;
     x.tiles_m = (int)((x.m + 63) / 64);
-    const int room = MOST_HELD - 1024 - HELD_THREADS / 32 * x.staged;
-    const int each =
-        x.pieces * right_bytes<N, ACROSS> + HELD_THREADS / 32 * counted_bytes<N, FINISH, COUNTED> + bias_bytes<N, FINISH, COUNTED>;
-    auto depth = [&](int chunks) { return (room - chunks * each) / (CREWS * PANEL); };
-    auto fits = [&](int chunks) { return depth(chunks) >= 2 && (chunks == 1 || depth(chunks) >= x.pieces); };
-    /* As few slices as leave no block with less to do, and with few rows more, so that all have some. */
-    double best = 0;
-    x.slices = 0;
+    const int room = MOST_HELD - 1024 - HELD_THREADS / 32 * x.staged, right = x.pieces * right_bytes<N, ACROSS>;
+    const int each = right + HELD_THREADS / 32 * counted_bytes<N, FINISH, COUNTED> + bias_bytes<N, FINISH, COUNTED>;
+    const double columns = (x.n < N ? (x.n + 31) / 32 * 32 : N) / 64.0;
+    double least = INFINITY;
     for (int slices = 1; slices <= x.tiles_n && slices <= 4 * c->multiprocessors; slices++) {
-        const int chunks = (x.tiles_n + slices - 1) / slices;
+        const int chunks = (x.tiles_n + slices - 1) / slices, depth = (room - chunks * each) / (CREWS * PANEL);
+        if (depth < 2 || (chunks > 1 && depth < x.pieces)) {
+            continue;
+        }
         int blocks = c->multiprocessors / slices;
         blocks = blocks < 1 ? 1 : blocks > x.tiles_m ? x.tiles_m : blocks;
-        const int tiles = (x.tiles_m + blocks - 1) / blocks; /* of 64 rows, the most of a block's */
-        const double busy = (double)x.tiles_n * x.tiles_m / ((double)chunks * tiles * c->multiprocessors);
-        if (fits(chunks) && busy > best * (1 + 0.02 * (slices - x.slices))) {
-            best = busy;
+        const int tiles = (x.tiles_m + blocks - 1) / blocks, most = (tiles + CREWS - 1) / CREWS; /* a block's, a warpgroup's */
+        const double cost = chunks * (tiles * columns / CREWS + most * (0.6 * columns + 0.33)) + 0.2 * x.pieces * most +
+                            1.1 * chunks * right / 65536.0 + 0.28e-7 * slices * (double)x.m * x.k + (depth < 2 * x.pieces);
+        if (cost < least) {
+            least = cost;
             x.slices = slices;
             x.chunks = chunks;
             x.blocks = blocks;
+            x.depth = depth < MOST_DEPTH ? depth : MOST_DEPTH;
         }
     }
-    if (best == 0) {
-        return false;
-    }
-    x.depth = depth(x.chunks) < MOST_DEPTH ? depth(x.chunks) : MOST_DEPTH;
-    return true;
+    return least;
 }
 
 template <typename T, int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
@@ -314,6 +321,7 @@ static enum ps_status launch_held(const struct ps_cuda_context *c, const char *o
     const int shared =
         1024 + x.chunks * x.pieces * right_bytes<N, ACROSS> + CREWS * x.depth * PANEL +
         HELD_THREADS / 32 * (x.staged + x.chunks * counted_bytes<N, FINISH, COUNTED>)+x.chunks * bias_bytes<N, FINISH, COUNTED>;
+    x.by_slices = ps_divisor_make(x.slices);
     auto *const kernel = held_kernel<T, N, ACROSS, FINISH, COUNTED>;
     PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, op));
     PS_TRY((open_maps<N, ACROSS, 1>(&a, &b, p, 64)));

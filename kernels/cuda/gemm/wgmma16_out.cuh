@@ -15,6 +15,7 @@
 #include "kernels/cuda/tile/activation.cuh"
 #include "kernels/cuda/tile/bulk.cuh"
 #include "kernels/cuda/tile/count.cuh"
+#include "kernels/cuda/tile/divide.cuh"
 #include "kernels/cuda/tile/dropout.cuh"
 #include "kernels/cuda/tile/mma.cuh"
 #include "kernels/cuda/tile/vector.cuh"
@@ -39,6 +40,7 @@ struct call {
     int slices, chunks, blocks, depth, staged; /* held_kernel's: of n; tiles of columns and blocks of a slice; panels of a crew's
                                                   ring; bytes of a warp's sums on their way out */
     int64_t ldc;
+    struct ps_divisor by_slices;
     bool settled;   /* the right operand: brought while the kernel before still runs where it is held */
     void *c, *kept; /* kept: the slope; NULL: not wanted */
     const void *addend, *x;
