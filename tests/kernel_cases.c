@@ -352,12 +352,14 @@ static void make_whole(struct call *c, int slot, int halves)
 }
 
 /* Rows of one tile, of several, of so many that sums are merged twice, and of several tiles a warp of 132 multiprocessors; float32
- * takes the larger of them. The last four hold several tiles of columns at once, in one slice and in two. */
+ * takes the larger of them. */
 static const int64_t finished_sizes[][3] = {
-    {333, 64, 16},     {129, 48, 16},    {2, 16, 16},      {7, 8, 8},         {500, 384, 128},  {4099, 128, 40},
-    {9001, 24, 16},    {260, 200, 72},   {65, 136, 264},   {300, 16, 520},    {128, 40, 192},   {2500, 192, 96},
-    {2061, 1128, 520}, {4097, 232, 520}, {1100, 72, 1032}, {1700, 376, 1096}, {36111, 72, 128}, {1027, 264, 264},
-    {1500, 200, 344},  {22678, 136, 16}, {21701, 72, 16},  {25609, 200, 16},  {54919, 200, 16}};
+    {333, 64, 16},    {129, 48, 16},     {2, 16, 16},      {7, 8, 8},        {500, 384, 128}, {4099, 128, 40},   {9001, 24, 16},
+    {260, 200, 72},   {65, 136, 264},    {300, 16, 520},   {128, 40, 192},   {2500, 192, 96}, {2061, 1128, 520}, {4097, 232, 520},
+    {1100, 72, 1032}, {1700, 376, 1096}, {36111, 72, 128}, {1027, 264, 264}, {1500, 200, 344}};
+
+/* Rows so many that a block holds several tiles of columns, of one slice and of two. */
+static const int64_t held_sizes[][3] = {{22678, 136, 16}, {21701, 72, 16}, {25609, 200, 16}, {54919, 200, 16}};
 
 /* Every end, with sums over rows and without, of weights as they lie and turned. Of an activation some keep no slope. */
 static int build_gemm_finish(struct call *c, int index)
@@ -368,10 +370,11 @@ static int build_gemm_finish(struct call *c, int index)
                                         "slope"};
     static const enum ps_activation activations[] = {PS_GELU_TANH, PS_GELU, PS_RELU};
     const int size = index / LENGTH(ends), which = index % LENGTH(ends);
-    if (size >= LENGTH(finished_sizes)) {
+    if (size >= LENGTH(finished_sizes) + LENGTH(held_sizes)) {
         return 0;
     }
-    const int64_t m = finished_sizes[size][0], n = finished_sizes[size][1], depth = finished_sizes[size][2];
+    const int64_t *const mnk = size < LENGTH(finished_sizes) ? finished_sizes[size] : held_sizes[size - LENGTH(finished_sizes)];
+    const int64_t m = mnk[0], n = mnk[1], depth = mnk[2];
     const int64_t weight[2] = {depth, n}, turned[2] = {1, depth}, lies[2] = {n, 1};
     const enum ps_finish finish = ends[which];
     const int forward = finish == PS_FINISH_RESIDUAL || finish == PS_FINISH_ACTIVATION, counted = which == 2 || which == 4;

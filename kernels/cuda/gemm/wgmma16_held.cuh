@@ -278,8 +278,8 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
 /* How the right operand is held, and what that costs a block: the least of all ways to share its columns out, INFINITY where not
  * one tile of them leaves a ring room. The unit is what 64 columns of a tile take a warpgroup while four are at work. What counts:
  * a block's columns, and beyond them those of the warpgroup that has the most, each tile's end, and its panels; the right operand's
- * way to shared memory; the rows, which every slice reads; a ring that has not the next tile's. The weights are those that chose
- * best of 364 products of sizes drawn at random, on an H200: docs/experiments/products.md. */
+ * way to shared memory; the rows, which every slice reads; a ring that has not the next tile's. Fitted to 364 products of sizes
+ * drawn at random on an H200, the rows' part to steps: docs/experiments/products.md. */
 template <int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
 static double hold(const struct ps_cuda_context *c, struct call &x)
 {
