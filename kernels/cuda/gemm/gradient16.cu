@@ -180,13 +180,12 @@ static __global__ void __launch_bounds__(THREADS, 1) gradients_kernel(const __gr
     }
     const struct problem &p = x.each[number];
     /* The same for a whole warp, and said so: else the compiler waits after every wgmma. */
-    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), slice = (int)ps_divide(block, p.by_tiles),
-              tile = block - slice * p.tiles;
-    const int line = (int)ps_divide(tile, p.by_tiles_n);
+    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
     struct part at;
+    at.slice = (int)ps_divide(block, p.by_tiles);
+    const int tile = block - at.slice * p.tiles, line = (int)ps_divide(tile, p.by_tiles_n);
     at.m0 = line * p.high * EDGE;
     at.n0 = (tile - line * (int)p.by_tiles_n.divisor) * p.wide * EDGE;
-    at.slice = slice;
     at.first = at.slice * p.slice_steps;
     at.steps = min(p.slice_steps, p.steps - at.first);
     at.ones = ps_shared_address(shared);

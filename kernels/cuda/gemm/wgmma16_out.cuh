@@ -40,9 +40,9 @@ struct call {
     int slices, chunks, blocks, depth, staged; /* held_kernel's: of n; tiles of columns and blocks of a slice; panels of a crew's
                                                   ring; bytes of a warp's sums on their way out */
     int64_t ldc;
-    struct ps_divisor by_slices;
-    bool settled;   /* the right operand: brought while the kernel before still runs where it is held */
-    void *c, *kept; /* kept: the slope; NULL: not wanted */
+    struct ps_divisor by_slices; /* held_kernel's: a block's slice */
+    bool settled;                /* the right operand: brought while the kernel before still runs where it is held */
+    void *c, *kept;              /* kept: the slope; NULL: not wanted */
     const void *addend, *x;
     const float *bias, *addend_scale, *addend_shift; /* the latter two NULL: 1 and 0 */
     struct ps_dropout dropout;
