@@ -589,9 +589,9 @@ struct ps_batchnorm_fold {
     double epsilon;
 };
 
-/* The gradients of w and bias from g = x' dy and g_bias, the columns' sums of dy, by what batchnorm_fold found: dw += scale_i g_ij
- * + shift_i g_bias_j, dbias += g_bias; then g and g_bias are 0. dw, g [d, n], dbias, g_bias [n], scale, shift [d] (all type
- * parameter). */
+/* The gradients of w and bias from g = x' dy and g_bias, the columns' sums of dy, by what batchnorm_fold found, of some layers: dw
+ * += scale_i g_ij + shift_i g_bias_j, dbias += g_bias; then g and g_bias are 0. dw, g [layers, d, n], dbias, g_bias [layers, n],
+ * scale, shift [layers, d] (all type parameter), any stride of layers but of g and g_bias, else contiguous. */
 struct ps_batchnorm_unfold {
     struct ps_tensor dw, dbias, g, g_bias, scale, shift;
 };

@@ -26,27 +26,25 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
 /* Once a layer: what backward needs again. X(name, levels, elements, type). a: the columns of q, of k and of v, h e, which are d
  * but of padded heads. Statistics of a norm: `means` and `spreads` are [R], or
  * of BatchNorm [d]; RMSNorm has no means. */
-#define PS_LAYER_BUFFERS(X)                                                                                        \
-    X(norm1_spread, PS_LEVEL_BOTH, spreads, statistics) /* rstd [R]; of BatchNorm the variance [d] */              \
-    X(norm1_mean, PS_LEVEL_BOTH, means, statistics)     /* [R] or [d] */                                           \
-    X(norm1_xhat, PS_LEVEL_NONE, R *d, real)            /* (norm 1's input - mean) rstd [R, d] */                  \
-    X(norm1_out, PS_LEVEL_BOTH, R *d, real)             /* what norm 1 gives [R, d] */                             \
-    X(heads, PS_LEVEL_BOTH, 3 * R * a, real)            /* q, k, v [3, S, h, N, e]; or by row [R, 3a] */           \
-    X(attention, PS_LEVEL_BOTH, scores, real)           /* A [S, h, N, N]; not when tiled */                       \
-    X(logsum, PS_LEVEL_TILED, S *h *N, statistics)      /* tiled: log of the softmax's sums [S, h, N] */           \
-    X(merged, PS_LEVEL_BOTH, R *a, real)                /* A v, heads merged [R, a] */                             \
-    X(residual, PS_LEVEL_BOTH, R *d, real)              /* u + attention's branch [R, d] */                        \
-    X(norm2_spread, PS_LEVEL_BOTH, spreads, statistics) /* as norm 1's */                                          \
-    X(norm2_mean, PS_LEVEL_BOTH, means, statistics)                                                                \
-    X(norm2_xhat, PS_LEVEL_NONE, R *d, real)                                                                       \
-    X(norm2_out, PS_LEVEL_BOTH, pre, real)           /* what norm 2 gives [R, d]; post-norm: the stream has it */  \
-    X(sum, PS_LEVEL_BOTH, post, real)                /* post-norm: norm 2's input [R, d] */                        \
-    X(hidden_in, PS_LEVEL_BOTH, wide *inner, real)   /* gemm: W_1's product, or the slope; none: with b_1 too */   \
-    X(hidden_curve, PS_LEVEL_NONE, R *f, real)       /* gelu's tanh or erf, the sigmoid of swiglu's gate [R, f] */ \
-    X(hidden, PS_LEVEL_BOTH, wide *f, real)          /* drop(activation(..)) [R, f] */                             \
-    X(norm1_line, PS_LEVEL_FOLDED, 2 * d, parameter) /* norm 1's scale and shift, folded [2, d] */                 \
-    X(norm2_line, PS_LEVEL_FOLDED, 2 * d, parameter) /* norm 2's */                                                \
-    X(folded_b_1, PS_LEVEL_FOLDED, f, parameter)     /* b_1 with norm 1 in it [f] */
+#define PS_LAYER_BUFFERS(X)                                                                                      \
+    X(norm1_spread, PS_LEVEL_BOTH, spreads, statistics) /* rstd [R]; of BatchNorm the variance [d] */            \
+    X(norm1_mean, PS_LEVEL_BOTH, means, statistics)     /* [R] or [d] */                                         \
+    X(norm1_xhat, PS_LEVEL_NONE, R *d, real)            /* (norm 1's input - mean) rstd [R, d] */                \
+    X(norm1_out, PS_LEVEL_BOTH, R *d, real)             /* what norm 1 gives [R, d] */                           \
+    X(heads, PS_LEVEL_BOTH, 3 * R * a, real)            /* q, k, v [3, S, h, N, e]; or by row [R, 3a] */         \
+    X(attention, PS_LEVEL_BOTH, scores, real)           /* A [S, h, N, N]; not when tiled */                     \
+    X(logsum, PS_LEVEL_TILED, S *h *N, statistics)      /* tiled: log of the softmax's sums [S, h, N] */         \
+    X(merged, PS_LEVEL_BOTH, R *a, real)                /* A v, heads merged [R, a] */                           \
+    X(residual, PS_LEVEL_BOTH, R *d, real)              /* u + attention's branch [R, d] */                      \
+    X(norm2_spread, PS_LEVEL_BOTH, spreads, statistics) /* as norm 1's */                                        \
+    X(norm2_mean, PS_LEVEL_BOTH, means, statistics)                                                              \
+    X(norm2_xhat, PS_LEVEL_NONE, R *d, real)                                                                     \
+    X(norm2_out, PS_LEVEL_BOTH, pre, real)         /* what norm 2 gives [R, d]; post-norm: the stream has it */  \
+    X(sum, PS_LEVEL_BOTH, post, real)              /* post-norm: norm 2's input [R, d] */                        \
+    X(hidden_in, PS_LEVEL_BOTH, wide *inner, real) /* gemm: W_1's product, or the slope; none: with b_1 too */   \
+    X(hidden_curve, PS_LEVEL_NONE, R *f, real)     /* gelu's tanh or erf, the sigmoid of swiglu's gate [R, f] */ \
+    X(hidden, PS_LEVEL_BOTH, wide *f, real)        /* drop(activation(..)) [R, f] */                             \
+    X(folded_b_1, PS_LEVEL_FOLDED, f, parameter)   /* b_1 with norm 1 in it [f] */
 
 /* Once a model: embedding, head, and scratch that every layer uses in turn. */
 #define PS_SHARED_BUFFERS(X)                                                                                                   \
@@ -80,10 +78,12 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(d_hidden_in, PS_LEVEL_BOTH, wide *(inner - f) * 2, real)      /* of swiglu [R, 2f] */                                    \
     X(folded_w, PS_LEVEL_FOLDED, d *PS_LARGER(3 * a, f), real)      /* W_qkv or W_1 with the norm before in it [d, 3a or f] */ \
     X(folded_b_qkv, PS_LEVEL_FOLDED, 3 * a, parameter)              /* [3a] */                                                 \
-    X(folded_dw_qkv, PS_LEVEL_FOLDED, d * 3 * a, parameter)         /* gradients before they are unfolded, else 0: [d, 3a] */  \
-    X(folded_db_qkv, PS_LEVEL_FOLDED, 3 * a, parameter)             /* [3a] */                                                 \
-    X(folded_dw_1, PS_LEVEL_FOLDED, d *f, parameter)                /* [d, f] */                                               \
-    X(folded_db_1, PS_LEVEL_FOLDED, f, parameter)                   /* [f] */                                                  \
+    X(norm1_lines, PS_LEVEL_FOLDED, layers * 2 * d, parameter)      /* norms 1's scale and shift, folded [layers, 2, d] */     \
+    X(norm2_lines, PS_LEVEL_FOLDED, layers * 2 * d, parameter)      /* norms 2's */                                            \
+    X(folded_dw_qkv, PS_LEVEL_FOLDED, layers *d * 3 * a, parameter) /* gradients in a backward pass, else 0 [layers, d, 3a] */ \
+    X(folded_db_qkv, PS_LEVEL_FOLDED, layers * 3 * a, parameter)    /* [layers, 3a] */                                         \
+    X(folded_dw_1, PS_LEVEL_FOLDED, layers *d *f, parameter)        /* [layers, d, f] */                                       \
+    X(folded_db_1, PS_LEVEL_FOLDED, layers *f, parameter)           /* [layers, f] */                                          \
     X(padded_w_qkv, PS_LEVEL_PADDED, layers *d * 3 * a, real)       /* W_qkv of heads in more columns [layers, d, 3a] */       \
     X(padded_w_o, PS_LEVEL_PADDED, layers *a *d, real)              /* W_o [layers, a, d] */                                   \
     X(padded_b_qkv, PS_LEVEL_PADDED, layers * 3 * a, parameter)     /* [layers, 3a] */                                         \

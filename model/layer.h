@@ -59,7 +59,7 @@ struct ps_layer {
     int strided_heads;                /* products of attention take q, k, v and what they mix by row */
     struct ps_together together;      /* exchange NULL: the batch is this rank's alone */
     int folded;                       /* BatchNorms are folded into the weights behind them, but the last layer's second */
-    int gradients_wait;               /* those of weights may, as later_sums says; not what is unfolded or unpadded behind them */
+    int gradients_wait;               /* those of weights may, as later_sums says */
     int gradients_together;           /* the gradients of a layer's weights, and their biases with them, are asked for at once */
     struct ps_gradient_notes *notes;  /* backward's */
     int *normed;                      /* forward's: whoever wrote what the layer reads has normalised it for norm 1 too */

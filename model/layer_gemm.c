@@ -130,17 +130,25 @@ struct folded {
     struct ps_layer_norm norm;
 };
 
-static struct folded folded_of(const struct ps_layer *l, int w, int b, void *line, void *bias, void *dweight, void *dbias)
+/* A layer's part of a buffer of `count` parameters a layer. */
+static void *part_of(const struct ps_layer *l, void *all, int64_t layer, int64_t count)
+{
+    return (char *)all + (size_t)(layer * count) * ps_type_bytes(l->k->parameter);
+}
+
+/* `lines` of all layers, and `layer` that the norm is of; NULL: none is folded. */
+static struct folded folded_of(const struct ps_layer *l, int w, int b, void *lines, int64_t layer, void *bias, void *dweights,
+                               void *dbiases)
 {
     struct folded f = {
         .w = w, .b = b, .weight = l->weight[w], .bias = l->weight[b], .dweight = l->gradient[w], .dbias = l->gradient[b]};
-    if (line) {
-        f.line = ps_tensor_2d(line, l->k->parameter, 2, l->d);
+    if (lines) {
+        f.line = ps_tensor_2d(part_of(l, lines, layer, 2 * l->d), l->k->parameter, 2, l->d);
         f.weight.data = l->shared->folded_w;
         f.weight.settled = 0;
         f.bias.data = bias;
-        f.dweight.data = dweight;
-        f.dbias.data = dbias;
+        f.dweight.data = part_of(l, dweights, l->index, ps_tensor_count(&f.dweight));
+        f.dbias.data = part_of(l, dbiases, l->index, ps_tensor_count(&f.dbias));
     }
     return f;
 }
@@ -149,8 +157,8 @@ static struct folded folded_of(const struct ps_layer *l, int w, int b, void *lin
 static struct folded folded_qkv(const struct ps_layer *l)
 {
     const struct ps_shared_cache *s = l->shared;
-    struct folded f = folded_of(l, PS_W_QKV, PS_B_QKV, l->folded && !l->first ? l->below->norm2_line : NULL, s->folded_b_qkv,
-                                s->folded_dw_qkv, s->folded_db_qkv);
+    struct folded f = folded_of(l, PS_W_QKV, PS_B_QKV, l->folded && !l->first ? s->norm2_lines : NULL, l->index - 1,
+                                s->folded_b_qkv, s->folded_dw_qkv, s->folded_db_qkv);
     f.norm = l->below_norm2;
     f.given = l->u;
     return f;
@@ -161,7 +169,8 @@ static struct folded folded_1(const struct ps_layer *l)
 {
     const struct ps_shared_cache *s = l->shared;
     const struct ps_layer_cache *c = l->cache;
-    struct folded f = folded_of(l, PS_W_1, PS_B_1, l->folded ? c->norm1_line : NULL, c->folded_b_1, s->folded_dw_1, s->folded_db_1);
+    struct folded f =
+        folded_of(l, PS_W_1, PS_B_1, l->folded ? s->norm1_lines : NULL, l->index, c->folded_b_1, s->folded_dw_1, s->folded_db_1);
     f.norm = ps_layer_norm_of(l, PS_NORM_1);
     f.given = ps_layer_rows(l, c->norm1_out, l->d);
     return f;
@@ -183,19 +192,6 @@ static enum ps_status fold(const struct ps_layer *l, const struct folded *f)
                                                                   .gamma = f->norm.gamma,
                                                                   .beta = f->norm.beta,
                                                                   .epsilon = PS_NORM_EPSILON});
-}
-
-static enum ps_status unfold(const struct ps_layer *l, const struct folded *f)
-{
-    if (!f->line.data) {
-        return PS_OK;
-    }
-    return l->k->batchnorm_unfold(l->k, &(struct ps_batchnorm_unfold){.dw = l->gradient[f->w],
-                                                                      .dbias = l->gradient[f->b],
-                                                                      .g = f->dweight,
-                                                                      .g_bias = f->dbias,
-                                                                      .scale = ps_layer_half(f->line, 0),
-                                                                      .shift = ps_layer_half(f->line, 1)});
 }
 
 /* ---- a layer's two branches ---- */
@@ -402,17 +398,12 @@ static enum ps_status gradients_end(const struct ps_layer *l, struct gradients *
 }
 
 /* dweight += x' dy, dbias += the columns' sums of dy: those in the product where epilogues are wanted. Not NULL, `later` takes it.
- * They may wait where nothing but the update reads them: of a norm that is folded, or of padded heads, another tensor takes them.
  */
 static enum ps_status weight_gradient(const struct ps_layer *l, struct gradients *later, struct ps_tensor dweight,
                                       struct ps_tensor dbias, struct ps_tensor x, struct ps_tensor dy)
 {
     const struct ps_kernels *k = l->k;
-    const struct ps_shared_cache *s = l->shared;
-    const int padded = l->a != l->d && (dweight.data == l->gradient[PS_W_QKV].data || dweight.data == l->gradient[PS_W_O].data);
-    const int folded = dweight.data == s->folded_dw_qkv || dweight.data == s->folded_dw_1;
-    const struct ps_gemm_gradient whole = {
-        .dw = dweight, .db = dbias, .x = x, .dy = dy, .waits = l->gradients_wait && !padded && !folded};
+    const struct ps_gemm_gradient whole = {.dw = dweight, .db = dbias, .x = x, .dy = dy, .waits = l->gradients_wait};
     if (later) {
         later->each[later->count++] = whole;
         return PS_OK;
@@ -688,13 +679,10 @@ enum ps_status ps_layer_gemm_backward(const struct ps_layer *l)
     const struct ps_tensor between = stays ? ps_layer_rows(l, l->shared->masked, l->d) : gradient;
     if (l->norm_place == PS_NORM_POST) {
         PS_TRY(ps_norm_join_post(l, PS_NORM_2, gradient, gradient, nothing, l->output_dropout));
-        const struct folded w_1 = folded_1(l), qkv = folded_qkv(l);
         const struct ps_tensor residual = ps_layer_rows(l, c->residual, l->d);
         PS_TRY(feed_forward_backward(l, later, &branch, between, gradient, l->folded ? residual : first, &norm1));
         PS_TRY(ps_norm_join_post(l, PS_NORM_1, between, gradient, branch, l->attention_dropout));
         PS_TRY(attention_backward(l, later, &below, gradient, between, stream_of(l), l->first ? NULL : &l->below_norm2));
-        PS_TRY(unfold(l, &w_1));
-        PS_TRY(unfold(l, &qkv));
         return below.data ? l->k->add(l->k, &(struct ps_add){.y = gradient, .a = between, .b = below}) : PS_OK;
     }
     PS_TRY(feed_forward_backward(l, later, &branch, between, gradient, ps_layer_rows(l, c->norm2_out, l->d), &norm2));

@@ -147,16 +147,12 @@ static enum ps_status pad_weights(const struct ps_model *m)
                                                   .b_qkv = narrow_of(m, m->parameters, parameter, PS_B_QKV, 0, layers, 3 * h, e)});
 }
 
-/* gradients += those of the wide weights, of layers from `begin` on whose are still there. */
-static enum ps_status unpad_gradients(struct ps_model *m, int64_t begin)
+/* gradients += those of the wide weights, of layers begin .. end - 1. */
+static enum ps_status unpad_gradients(const struct ps_model *m, int64_t begin, int64_t end)
 {
     const struct ps_shared_cache *s = &m->cache.shared;
     const enum ps_type type = m->k->parameter;
-    const int64_t end = m->padded, d = m->shape.d_model, h = m->shape.n_heads, e = d / h, wide = m->head;
-    if (begin >= end) {
-        return PS_OK;
-    }
-    m->padded = begin;
+    const int64_t d = m->shape.d_model, h = m->shape.n_heads, e = d / h, wide = m->head;
     return m->k->unpad_heads(
         m->k, &(struct ps_unpad_heads){.dw_qkv = narrow_of(m, m->gradients, type, PS_W_QKV, begin, end, 3 * d * h, e),
                                        .dw_o = narrow_of(m, m->gradients, type, PS_W_O, begin, end, h, e * d),
@@ -164,6 +160,60 @@ static enum ps_status unpad_gradients(struct ps_model *m, int64_t begin)
                                        .g_qkv = wide_of(s->padded_dw_qkv, type, begin, end, 3 * d * h, wide),
                                        .g_o = wide_of(s->padded_dw_o, type, begin, end, h, wide * d),
                                        .g_b = wide_of(s->padded_db_qkv, type, begin, end, 3 * h, wide)});
+}
+
+/* [layers, n] of [layers, units, n]: each layer's unit `number`. */
+static struct ps_tensor vectors_of(struct ps_tensor t, int64_t number)
+{
+    const struct ps_tensor unit = ps_tensor_slice(t, 1, number, 1);
+    return (struct ps_tensor){.data = unit.data,
+                              .type = unit.type,
+                              .rank = 2,
+                              .size = {unit.size[0], unit.size[2]},
+                              .stride = {unit.stride[0], unit.stride[2]}};
+}
+
+/* gradients += those of W_qkv with the norm below the layer in it, or of W_1 with the layer's first, of layers begin .. end - 1. */
+static enum ps_status unfold_gradients(const struct ps_model *m, int qkv, int64_t begin, int64_t end)
+{
+    const struct ps_shared_cache *s = &m->cache.shared;
+    const enum ps_type type = m->k->parameter;
+    const enum ps_layer_parameter w = qkv ? PS_W_QKV : PS_W_1, b = qkv ? PS_B_QKV : PS_B_1;
+    const int64_t d = m->shape.d_model, n = qkv ? 3 * m->shape.n_heads * m->head : m->shape.d_ff;
+    if (begin >= end) {
+        return PS_OK;
+    }
+    struct ps_tensor dw = narrow_of(m, m->gradients, type, w, begin, end, d, n);
+    struct ps_tensor dbias = narrow_of(m, m->gradients, type, b, begin, end, 1, n);
+    if (qkv && is_padded(m)) {
+        dw = wide_of(s->padded_dw_qkv, type, begin, end, d, n);
+        dbias = wide_of(s->padded_db_qkv, type, begin, end, 1, n);
+    }
+    const struct ps_tensor g_bias = wide_of(qkv ? s->folded_db_qkv : s->folded_db_1, type, begin, end, 1, n);
+    const struct ps_tensor lines = wide_of(qkv ? s->norm2_lines : s->norm1_lines, type, begin - qkv, end - qkv, 2, d);
+    return m->k->batchnorm_unfold(
+        m->k, &(struct ps_batchnorm_unfold){.dw = dw,
+                                            .dbias = vectors_of(dbias, 0),
+                                            .g = wide_of(qkv ? s->folded_dw_qkv : s->folded_dw_1, type, begin, end, d, n),
+                                            .g_bias = vectors_of(g_bias, 0),
+                                            .scale = vectors_of(lines, 0),
+                                            .shift = vectors_of(lines, 1)});
+}
+
+/* Out of the gradients of weights that norms are folded into, and of the wide ones, those of the model's own, of layers from
+ * `begin` on whose are still there. None of their sums waits any more. */
+static enum ps_status unwrap_gradients(struct ps_model *m, int64_t begin)
+{
+    const int64_t end = m->wrapped;
+    if (begin >= end) {
+        return PS_OK;
+    }
+    m->wrapped = begin;
+    if (m->unfolding) {
+        PS_TRY(unfold_gradients(m, 0, begin, end));
+        PS_TRY(unfold_gradients(m, 1, begin > 0 ? begin : 1, end)); /* no norm stands below the first layer */
+    }
+    return is_padded(m) ? unpad_gradients(m, begin, end) : PS_OK;
 }
 
 /* A layer's weights around attention are the wide ones. */
@@ -342,12 +392,8 @@ static enum ps_status clear_gradients(const struct ps_model *m)
     const struct {
         void *gradient;
         size_t count;
-    } each[] = {{s->folded_dw_qkv, d * 3 * a},
-                {s->folded_db_qkv, 3 * a},
-                {s->folded_dw_1, d * f},
-                {s->folded_db_1, f},
-                {s->padded_dw_qkv, layers * d * 3 * a},
-                {s->padded_dw_o, layers * a * d},
+    } each[] = {{s->folded_dw_qkv, layers * d * 3 * a}, {s->folded_db_qkv, layers * 3 * a},     {s->folded_dw_1, layers * d * f},
+                {s->folded_db_1, layers * f},           {s->padded_dw_qkv, layers * d * 3 * a}, {s->padded_dw_o, layers * a * d},
                 {s->padded_db_qkv, layers * 3 * a}};
     struct ps_device *const device = m->k->device;
     for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
@@ -795,7 +841,7 @@ static enum ps_status sum_layer(struct ps_model *m, int64_t layer)
         return PS_OK;
     }
     m->unsummed = begin;
-    PS_TRY(unpad_gradients(m, layer));
+    PS_TRY(unwrap_gradients(m, layer));
     return sum_range(m, begin, end, 1);
 }
 
@@ -843,7 +889,8 @@ static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_s
                                                                     .headed = embed && m->encoder.span >= PS_SPAN_LOSS});
     }
     struct ps_gradient_notes notes = {0};
-    m->padded = is_padded(m) ? m->shape.n_layers : 0;
+    m->unfolding = m->folded && training;
+    m->wrapped = is_padded(m) || m->unfolding ? m->shape.n_layers : 0;
     for (int64_t l = m->shape.n_layers; l-- > 0;) {
         struct ps_layer layer = layer_of(m, l, state, batch, training);
         layer.notes = &notes;
@@ -851,12 +898,13 @@ static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_s
         PS_TRY(m->options.level == PS_LEVEL_NONE ? ps_layer_none_backward(&layer) : ps_layer_gemm_backward(&layer));
         PS_TRY(sum_layer(m, l));
     }
-    return unpad_gradients(m, 0);
+    return PS_OK;
 }
 
 enum ps_status ps_model_encode_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training)
 {
-    return encode_backward(m, state, batch, training, NULL, NULL, NULL);
+    PS_TRY(encode_backward(m, state, batch, training, NULL, NULL, NULL));
+    return unwrap_gradients(m, 0);
 }
 
 /* Windows to the last layer's output, in one operation where the encoder does the embedding; it does the head too then, if there
@@ -925,7 +973,8 @@ static enum ps_status update_rest(const struct ps_model *m, const struct ps_adam
     return update_part(m, update, m->layout->decayed, m->layout->count);
 }
 
-/* Behind the head, down to the embedding's gradients. Sums over rows wait until there are all. */
+/* Behind the head, down to the embedding's gradients. Sums over rows wait until there are all; behind them gradients of folded
+ * norms' and padded heads' weights are taken apart. */
 static enum ps_status windows_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch,
                                        struct ps_dropout dropout)
 {
@@ -935,7 +984,8 @@ static enum ps_status windows_backward(struct ps_model *m, const struct ps_step_
     enum ps_status status = encode_backward(m, state, batch, 1, NULL, NULL, NULL);
     status = status == PS_OK ? ps_embedding_backward(m, batch, dropout) : status;
     const enum ps_status ended = s->sums ? k->later_sums(k, NULL, 0) : PS_OK;
-    return status == PS_OK ? ended : status;
+    status = status == PS_OK ? ended : status;
+    return status == PS_OK ? unwrap_gradients(m, 0) : status;
 }
 
 /* A training pass; with AdamW, when there is `update`. */

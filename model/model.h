@@ -58,7 +58,8 @@ struct ps_model {
     int folded;        /* level gemm: in training BatchNorms are folded into the weights that read them */
     struct ps_cache cache;
     struct ps_batch_place place;
-    int64_t padded;   /* layers, from the first on, whose gradients are still those of padded heads' weights */
+    int64_t wrapped;  /* layers, from the first on, whose gradients are still those of padded heads' or folded norms' weights */
+    int unfolding;    /* of folded norms', of the pass that they are of */
     int64_t unsummed; /* elements of the gradients before those of layers' weights whose sums over ranks have begun */
     /* BatchNorm over ranks: statistics of each [ranks, 2, d], and this one's [2, d]; NULL else. */
     void *together;

@@ -518,26 +518,28 @@ static int build_batchnorm_fold(struct call *c, int index)
     return 1;
 }
 
-static int build_batchnorm_unfold(struct call *c, int index)
-{
-    int64_t d, n;
-    if (!fold_size(index, &d, &n)) {
-        return 0;
-    }
-    place(c, 0, PARAMETER, ADD, NORMAL, d, n);
-    place(c, 1, PARAMETER, ADD, NORMAL, n);
-    place(c, 2, PARAMETER, ADD, NORMAL, d, n);
-    place(c, 3, PARAMETER, ADD, NORMAL, n);
-    place(c, 4, PARAMETER, IN, NORMAL, d);
-    place(c, 5, PARAMETER, IN, NORMAL, d);
-    call_label(c, "[%lld, %lld]", (long long)d, (long long)n);
-    return 1;
-}
-
 /* Tensor `slot` of layers further apart than they are long. */
 static void place_layers(struct call *c, int slot, enum role role, enum mode mode, int64_t layers, int64_t units, int64_t n)
 {
     place_strided(c, slot, role, mode, NORMAL, slot, 3, (int64_t[]){layers, units, n}, (int64_t[]){units * n + 13, n, 1});
+}
+
+static int build_batchnorm_unfold(struct call *c, int index)
+{
+    const int64_t layers = 1 + index % 3;
+    int64_t d, n;
+    if (!fold_size(index, &d, &n)) {
+        return 0;
+    }
+    place_layers(c, 0, PARAMETER, ADD, layers, d, n);
+    place_strided(c, 1, PARAMETER, ADD, NORMAL, 1, 2, (int64_t[]){layers, n}, (int64_t[]){n + 5, 1});
+    place(c, 2, PARAMETER, ADD, NORMAL, layers, d, n);
+    place(c, 3, PARAMETER, ADD, NORMAL, layers, n);
+    for (int i = 4; i < 6; i++) { /* scale and shift: the halves of a layer's line */
+        place_strided(c, i, PARAMETER, IN, NORMAL, 0, 2, (int64_t[]){layers, d}, (int64_t[]){2 * d, 1});
+    }
+    call_label(c, "%lld layers [%lld, %lld]", (long long)layers, (long long)d, (long long)n);
+    return 1;
 }
 
 /* Weights around attention, few columns in slots from `few` on, many in those from `many` on. */

@@ -2534,7 +2534,7 @@ static void count_variant(const char *backend, const char *device, const struct 
                              : row->statistics / 2);
     ck_assert_int_eq(forward.calls[PS_OP_batchnorm] + forward.calls[PS_OP_layernorm], normed ? !post : folded ? 1 : 4);
     ck_assert_int_eq(forward.calls[PS_OP_batchnorm_fold], folded ? 3 : 0);
-    ck_assert_int_eq(backward.calls[PS_OP_batchnorm_unfold], folded ? 3 : 0);
+    ck_assert_int_eq(backward.calls[PS_OP_batchnorm_unfold], folded ? 2 : 0); /* W_1 and W_qkv, of all layers */
     ck_assert_int_eq(backward.calls[PS_OP_batchnorm_backward] + backward.calls[PS_OP_layernorm_backward], joined ? 0 : 4);
     ck_assert_int_eq(forward.calls[PS_OP_drop] + backward.calls[PS_OP_drop], row->drops);
     for (int op = 0; op < PS_OP_COUNT; op++) {

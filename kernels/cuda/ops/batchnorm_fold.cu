@@ -2,11 +2,11 @@
  * their gradients.
  *
  * Why: what a BatchNorm gives is a line through each column. A pass that writes it moves 4 R d bytes in 16 bits; a weight of d n
- * has a thousandth of that. A block takes 8 columns of the weight, a thread every 32nd row of them; sums are in a fixed order. A
+ * has a thousandth of that. A block takes 8 columns of a weight, a thread every 32nd row of them; sums are in a fixed order. A
  * thread's first rows of parameters and of their gradients, which no kernel right before has written, are read before the wait for
  * that.
  *
- * Bytes: fold 4 d n in 16 bits, flops 5 d n; unfold 16 d n, flops 4 d n. The launch and memory's latency bound both. */
+ * Bytes: fold 4 d n in 16 bits, flops 5 d n; unfold 16 d n a layer, flops 4 d n. The launch and memory's latency bound both. */
 #include "kernels/cuda/context.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/vector.cuh"
@@ -81,11 +81,19 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) fold_wei
 struct unfolding {
     float *dw, *dbias, *g, *g_bias;
     const float *scale, *shift;
+    int64_t dw_apart, dbias_apart, scale_apart, shift_apart; /* from a layer to the next */
     int d, n;
 };
 
-static __global__ void __launch_bounds__(THREADS) unfold_gradient(const struct unfolding a)
+/* Grid: columns, layers. */
+static __global__ void __launch_bounds__(THREADS) unfold_gradients(struct unfolding a)
 {
+    a.dw += blockIdx.y * a.dw_apart;
+    a.dbias += blockIdx.y * a.dbias_apart;
+    a.g += (int64_t)blockIdx.y * a.d * a.n;
+    a.g_bias += blockIdx.y * a.n;
+    a.scale += blockIdx.y * a.scale_apart;
+    a.shift += blockIdx.y * a.shift_apart;
     const int column = (int)threadIdx.x % COLUMNS, line = (int)threadIdx.x / COLUMNS, j = (int)blockIdx.x * COLUMNS + column;
     float first[AHEAD];
 #pragma unroll
@@ -153,24 +161,41 @@ extern "C" enum ps_status ps_cuda_batchnorm_fold(const struct ps_kernels *k, con
     return PS_BY_REAL(k, fold, k, a);
 }
 
+/* Of each layer `count` elements that lie together, layers any number apart. */
+static enum ps_status expect_layers(const char *op, const char *name, const struct ps_tensor *t, int64_t layers, int64_t count)
+{
+    if (t->rank < 2 || t->size[0] != layers) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): %s is not that of %lld layers", op, name, (long long)layers);
+    }
+    const struct ps_tensor first = ps_tensor_slice(*t, 0, 0, 1);
+    return ps_cuda_expect(op, name, &first, PS_F32, count);
+}
+
 extern "C" enum ps_status ps_cuda_batchnorm_unfold(const struct ps_kernels *k, const struct ps_batchnorm_unfold *a)
 {
     const char *op = "batchnorm_unfold";
-    const int64_t n = ps_cuda_width(&a->g), d = n > 0 ? ps_tensor_count(&a->g) / n : 0;
-    PS_TRY(ps_cuda_expect(op, "g", &a->g, PS_F32, d * n));
-    PS_TRY(ps_cuda_expect(op, "dw", &a->dw, PS_F32, d * n));
-    PS_TRY(ps_cuda_expect(op, "g_bias", &a->g_bias, PS_F32, n));
-    PS_TRY(ps_cuda_expect(op, "dbias", &a->dbias, PS_F32, n));
-    PS_TRY(ps_cuda_expect(op, "scale", &a->scale, PS_F32, d));
-    PS_TRY(ps_cuda_expect(op, "shift", &a->shift, PS_F32, d));
+    const int64_t layers = a->g.rank == 3 ? a->g.size[0] : 0, d = layers ? a->g.size[1] : 0, n = layers ? a->g.size[2] : 0;
+    PS_TRY(ps_cuda_expect(op, "g", &a->g, PS_F32, layers * d * n));
+    PS_TRY(ps_cuda_expect(op, "g_bias", &a->g_bias, PS_F32, layers * n));
+    PS_TRY(expect_layers(op, "dw", &a->dw, layers, d * n));
+    PS_TRY(expect_layers(op, "dbias", &a->dbias, layers, n));
+    PS_TRY(expect_layers(op, "scale", &a->scale, layers, d));
+    PS_TRY(expect_layers(op, "shift", &a->shift, layers, d));
+    if (layers < 1 || layers > UINT16_MAX) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): %lld layers: 1 to 65535 are served", op, (long long)layers);
+    }
     const struct unfolding u = {(float *)a->dw.data,
                                 (float *)a->dbias.data,
                                 (float *)a->g.data,
                                 (float *)a->g_bias.data,
                                 (const float *)a->scale.data,
                                 (const float *)a->shift.data,
+                                a->dw.stride[0],
+                                a->dbias.stride[0],
+                                a->scale.stride[0],
+                                a->shift.stride[0],
                                 (int)d,
                                 (int)n};
-    ps_cuda_launch(ps_cuda(k), unfold_gradient, ps_cuda_blocks(n, COLUMNS), THREADS, 0, u);
+    ps_cuda_launch(ps_cuda(k), unfold_gradients, dim3(ps_cuda_blocks(n, COLUMNS), (unsigned)layers), THREADS, 0, u);
     PS_CUDA_LAUNCHED(op);
 }
