@@ -436,8 +436,27 @@ static enum ps_status head_gradients(struct ps_model *m, struct ps_step_state *s
     return room ? PS_OK : head_sums(m, state, h, summed);
 }
 
+enum ps_status ps_head_gradients(struct ps_model *m, struct ps_head_rest *rest, int alone)
+{
+    const struct ps_kernels *k = m->k;
+    if (!rest->state) {
+        return PS_OK;
+    }
+    /* Nothing but AdamW waits for these. */
+    if (k->beside) {
+        PS_TRY(k->beside(k, PS_BESIDE_BEGIN));
+    }
+    enum ps_status status = head_gradients(m, rest->state, &rest->step, rest->summed, alone);
+    if (k->beside) {
+        enum ps_status ended = k->beside(k, PS_BESIDE_END);
+        status = status == PS_OK ? ended : status;
+    }
+    rest->state = NULL;
+    return status;
+}
+
 enum ps_status ps_head_train(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
-                             const struct ps_head_step *done, int alone)
+                             const struct ps_head_step *done, int alone, struct ps_head_rest *rest)
 {
     const struct ps_kernels *k = m->k;
     int64_t S = batch * m->shape.channels;
@@ -451,15 +470,11 @@ enum ps_status ps_head_train(struct ps_model *m, const struct ps_windows *window
             PS_TRY(undo_affine(m, &h, alone));
         }
     }
-    /* Nothing but AdamW waits for these. */
-    if (k->beside) {
-        PS_TRY(k->beside(k, PS_BESIDE_BEGIN));
+    struct ps_head_rest own = {.step = h, .state = state, .summed = summed};
+    if (rest) {
+        *rest = own;
     }
-    enum ps_status status = head_gradients(m, state, &h, summed, alone);
-    if (k->beside) {
-        enum ps_status ended = k->beside(k, PS_BESIDE_END);
-        status = status == PS_OK ? ended : status;
-    }
+    enum ps_status status = rest ? PS_OK : ps_head_gradients(m, &own, alone);
     if (alone) {
         return status;
     }

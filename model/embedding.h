@@ -27,9 +27,12 @@ struct ps_head_step ps_head_step_of(struct ps_model *m, const struct ps_windows 
                                     int64_t batch, int64_t rows);
 /* The head and the loss of a training step: gradients of W_h and b_h +=, the loss into state, cache.shared.gradient = dy. W_h's and
  * b_h's come beside what follows (k->beside): the caller joins. done: the encoder has done it, but for those two gradients and the
- * loss's sum; else NULL. alone: no gradient but W_h's and b_h's is wanted, and no dy. cache.shared.head_out is scratch. */
+ * loss's sum; else NULL. alone: no gradient but W_h's and b_h's is wanted, and no dy. rest: takes what those two gradients
+ * and the loss's sum want, and ps_head_gradients does them; NULL: they are done here. cache.shared.head_out is scratch. */
 enum ps_status ps_head_train(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
-                             const struct ps_head_step *done, int alone);
+                             const struct ps_head_step *done, int alone, struct ps_head_rest *rest);
+/* Those gradients and the loss's sum, once. */
+enum ps_status ps_head_gradients(struct ps_model *m, struct ps_head_rest *rest, int alone);
 
 /* What ps_head_train does when the encoder has done the rest, for the encoder's backward. */
 struct ps_head_gradient ps_head_gradient_of(struct ps_model *m, struct ps_step_state *state, const struct ps_head_step *done);

@@ -15,6 +15,12 @@ struct ps_gradient_notes {
     int summed; /* and that into the branch's bias's gradient */
 };
 
+/* What is to be done somewhere else than where it is known. */
+struct ps_work {
+    enum ps_status (*run)(void *argument);
+    void *argument;
+};
+
 /* One of a layer's two norms. */
 struct ps_layer_norm {
     struct ps_tensor gamma, beta, d_gamma, d_beta; /* [d]; RMSNorm has no beta */
@@ -62,6 +68,7 @@ struct ps_layer {
     int gradients_wait;               /* those of weights may, as later_sums says */
     int gradients_together;           /* the gradients of a layer's weights, and their biases with them, are asked for at once */
     struct ps_gradient_notes *notes;  /* backward's */
+    struct ps_work *beside_attention; /* of backward, begun where attention's begins; NULL: none */
     int *normed;                      /* forward's: whoever wrote what the layer reads has normalised it for norm 1 too */
     struct ps_layer_norm above_norm1; /* pre-norm's, of the layer above; absent of the last */
     /* Of the layer below, which is absent of the first: post-norm's norm 2; for backward, output_dropout and b_2's gradient. */

@@ -652,6 +652,7 @@ static enum ps_status attention_backward(const struct ps_layer *l, struct gradie
     PS_TRY(branch_gradient(l, later, g[PS_W_O], g[PS_B_O], ps_layer_rows(l, l->cache->merged, l->a), dy, l->attention_dropout,
                            ps_layer_masked_o(l), &m));
     PS_TRY(ps_product(k, d_merged, m, ps_transposed(w[PS_W_O]), 1, 0));
+    PS_TRY(l->beside_attention ? l->beside_attention->run(l->beside_attention->argument) : PS_OK);
     PS_TRY(l->tiled_attention ? tiled_backward(l, d_merged) : heads_backward(l, d_merged));
     PS_TRY(ps_layer_rope(l, rows, 1));
     if (l->merge_qkv) {

@@ -865,6 +865,12 @@ enum ps_status ps_model_encode(struct ps_model *m, const struct ps_step_state *s
     return encode(m, state, batch, training, NULL, NULL, is_padded(m));
 }
 
+static enum ps_status begin_head_gradients(void *model)
+{
+    struct ps_model *m = model;
+    return ps_head_gradients(m, &m->head_rest, 0);
+}
+
 /* embed, head, update: level layer does the embedding's backward too, the rest of the head's, and AdamW. */
 static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training,
                                       const struct ps_embed_backward *embed, const struct ps_head_gradient *head,
@@ -891,9 +897,11 @@ static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_s
     struct ps_gradient_notes notes = {0};
     m->unfolding = m->folded && training;
     m->wrapped = is_padded(m) || m->unfolding ? m->shape.n_layers : 0;
+    struct ps_work head_gradients = {.run = begin_head_gradients, .argument = m};
     for (int64_t l = m->shape.n_layers; l-- > 0;) {
         struct ps_layer layer = layer_of(m, l, state, batch, training);
         layer.notes = &notes;
+        layer.beside_attention = layer.last ? &head_gradients : NULL;
         know_others(m, &layer, state, batch, training);
         PS_TRY(m->options.level == PS_LEVEL_NONE ? ps_layer_none_backward(&layer) : ps_layer_gemm_backward(&layer));
         PS_TRY(sum_layer(m, l));
@@ -973,8 +981,8 @@ static enum ps_status update_rest(const struct ps_model *m, const struct ps_adam
     return update_part(m, update, m->layout->decayed, m->layout->count);
 }
 
-/* Behind the head, down to the embedding's gradients. Sums over rows wait until there are all; behind them gradients of folded
- * norms' and padded heads' weights are taken apart. */
+/* Behind the head, down to the embedding's gradients. Sums over rows wait until there are all; behind them gradients of folded norms'
+ * and padded heads' weights are taken apart. */
 static enum ps_status windows_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch,
                                        struct ps_dropout dropout)
 {
@@ -995,6 +1003,7 @@ static enum ps_status train(struct ps_model *m, const struct ps_windows *windows
     struct ps_dropout dropout = dropout_at(m, PS_DROP_EMBEDDING, 0, state, 1);
     const struct ps_head_step head = ps_head_step_of(m, windows, state, batch, ps_partial_rows(batch * m->shape.channels));
     const struct ps_head_step *within = m->encoder.span >= PS_SPAN_LOSS ? &head : NULL; /* never of another loss */
+    m->head_rest.state = NULL;
     PS_TRY(embed_and_encode(m, windows, state, batch, 1, within));
     const struct ps_embed_backward embed = ps_embed_backward_of(m, batch, dropout);
     const int early = update && updates_early(m);
@@ -1002,7 +1011,9 @@ static enum ps_status train(struct ps_model *m, const struct ps_windows *windows
         const struct ps_head_gradient rest = ps_head_gradient_of(m, state, within);
         return encode_backward(m, state, batch, 1, &embed, &rest, update);
     }
-    PS_TRY(ps_head_train(m, windows, state, batch, within, 0));
+    /* Attention leaves more of a multiprocessor to what runs beside it than the products before it do. */
+    const int later = m->k->beside && m->options.level == PS_LEVEL_GEMM && !updates_early(m);
+    PS_TRY(ps_head_train(m, windows, state, batch, within, 0, later ? &m->head_rest : NULL));
     PS_TRY(early ? update_head(m, update) : PS_OK);
     if (m->encoder.span >= PS_SPAN_EMBEDDING) {
         PS_TRY(encode_backward(m, state, batch, 1, &embed, NULL, NULL));
@@ -1022,7 +1033,7 @@ enum ps_status ps_model_head_gradients(struct ps_model *m, const struct ps_windo
                                        int64_t batch)
 {
     PS_TRY(embed_and_encode(m, windows, state, batch, 0, NULL));
-    PS_TRY(ps_head_train(m, windows, state, batch, NULL, 1));
+    PS_TRY(ps_head_train(m, windows, state, batch, NULL, 1, NULL));
     return m->k->beside ? m->k->beside(m->k, PS_BESIDE_JOIN) : PS_OK;
 }
 

@@ -34,6 +34,13 @@ struct ps_batch_place {
     struct ps_exchange *sum; /* of a step's last batch: by what gradients are summed over the ranks, borrowed; NULL: not yet */
 };
 
+/* What a training step's gradients of W_h and b_h want, and the loss's sum, where they come later. */
+struct ps_head_rest {
+    struct ps_head_step step;
+    struct ps_step_state *state; /* NULL: there is nothing to do */
+    int summed;                  /* a sum of the loss is there */
+};
+
 struct ps_model {
     const struct ps_kernels *k; /* borrowed */
     struct ps_model_shape shape;
@@ -58,9 +65,10 @@ struct ps_model {
     int folded;        /* level gemm: in training BatchNorms are folded into the weights that read them */
     struct ps_cache cache;
     struct ps_batch_place place;
-    int64_t wrapped;  /* layers, from the first on, whose gradients are still those of padded heads' or folded norms' weights */
-    int unfolding;    /* of folded norms', of the pass that they are of */
-    int64_t unsummed; /* elements of the gradients before those of layers' weights whose sums over ranks have begun */
+    int64_t wrapped; /* layers, from the first on, whose gradients are still those of padded heads' or folded norms' weights */
+    int unfolding;   /* of folded norms', of the pass that they are of */
+    struct ps_head_rest head_rest; /* of a training pass that goes on */
+    int64_t unsummed;              /* elements of the gradients before those of layers' weights whose sums over ranks have begun */
     /* BatchNorm over ranks: statistics of each [ranks, 2, d], and this one's [2, d]; NULL else. */
     void *together;
     size_t together_bytes;
