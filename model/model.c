@@ -939,9 +939,14 @@ enum ps_status ps_model_forward(struct ps_model *m, const struct ps_windows *win
 
 /* ---- the step ---- */
 
-/* Elements of W_h from which on it is updated beside the encoder's backward, where that is of many kernels: they are 90 MB and 20
- * us of their own, against two launches more. */
-enum { EARLY_HEAD = 1 << 21 };
+enum {
+    /* Elements of W_h from which on it is updated beside the encoder's backward, where that is of many kernels: they are 90 MB and
+     * 20 us of their own, against two launches more. */
+    EARLY_HEAD = 1 << 21,
+    /* And those of layers' weights and W_h from which on they are updated beside the embedding's: fewer are not worth the launches.
+     */
+    EARLY_LAYERS = 3 << 18,
+};
 
 static int updates_early(const struct ps_model *m)
 {
@@ -971,29 +976,43 @@ static enum ps_status update_head(const struct ps_model *m, const struct ps_adam
     return status == PS_OK ? ended : status;
 }
 
-/* Behind all gradients: of what is not updated yet. */
-static enum ps_status update_rest(const struct ps_model *m, const struct ps_adamw *update, int early)
+/* Behind all gradients: of elements before `begun` and of those that do not decay, where the others are updated already; else all.
+ */
+static enum ps_status update_rest(const struct ps_model *m, const struct ps_adamw *update, int64_t begun)
 {
-    if (!early) {
+    if (begun == m->layout->decayed) {
         return m->k->adamw(m->k, update);
     }
-    PS_TRY(update_part(m, update, 0, weights_begin(m, m->shape.n_layers)));
+    PS_TRY(update_part(m, update, 0, begun));
     return update_part(m, update, m->layout->decayed, m->layout->count);
 }
 
-/* Behind the head, down to the embedding's gradients. Sums over rows wait until there are all; behind them gradients of folded norms'
- * and padded heads' weights are taken apart. */
+/* Behind the head, down to the embedding's gradients. Sums over rows wait until the layers' are all there, and are then added
+ * beside the embedding's; so is taken apart what folded norms' and padded heads' weights have, and with `update` elements from the
+ * layers' weights on up to *begun are updated, which *begun tells then. */
 static enum ps_status windows_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch,
-                                       struct ps_dropout dropout)
+                                       struct ps_dropout dropout, const struct ps_adamw *update, int64_t *begun)
 {
     const struct ps_kernels *k = m->k;
     const struct ps_shared_cache *s = &m->cache.shared;
     PS_TRY(s->sums ? k->later_sums(k, s->sums, PS_LATER_SUMS * ps_type_bytes(k->parameter)) : PS_OK);
-    enum ps_status status = encode_backward(m, state, batch, 1, NULL, NULL, NULL);
-    status = status == PS_OK ? ps_embedding_backward(m, batch, dropout) : status;
-    const enum ps_status ended = s->sums ? k->later_sums(k, NULL, 0) : PS_OK;
+    enum ps_status status = encode_backward(m, state, batch, 1, NULL, NULL, NULL), ended;
+    int beside = 0;
+    if (status == PS_OK && k->beside && (s->sums || update)) {
+        status = k->beside(k, PS_BESIDE_BEGIN);
+        beside = status == PS_OK;
+    }
+    ended = s->sums ? k->later_sums(k, NULL, 0) : PS_OK;
     status = status == PS_OK ? ended : status;
-    return status == PS_OK ? unwrap_gradients(m, 0) : status;
+    status = status == PS_OK ? unwrap_gradients(m, 0) : status;
+    if (status == PS_OK && update) {
+        const int64_t end = *begun;
+        *begun = weights_begin(m, 0);
+        status = update_part(m, update, *begun, end);
+    }
+    ended = beside ? k->beside(k, PS_BESIDE_END) : PS_OK;
+    status = status == PS_OK ? ended : status;
+    return status == PS_OK ? ps_embedding_backward(m, batch, dropout) : status;
 }
 
 /* A training pass; with AdamW, when there is `update`. */
@@ -1007,6 +1026,8 @@ static enum ps_status train(struct ps_model *m, const struct ps_windows *windows
     PS_TRY(embed_and_encode(m, windows, state, batch, 1, within));
     const struct ps_embed_backward embed = ps_embed_backward_of(m, batch, dropout);
     const int early = update && updates_early(m);
+    int64_t begun = early ? weights_begin(m, m->shape.n_layers) : m->layout->decayed;
+    const int apart = update && m->k->beside && begun - weights_begin(m, 0) >= EARLY_LAYERS;
     if (ps_model_steps(m)) {
         const struct ps_head_gradient rest = ps_head_gradient_of(m, state, within);
         return encode_backward(m, state, batch, 1, &embed, &rest, update);
@@ -1018,10 +1039,10 @@ static enum ps_status train(struct ps_model *m, const struct ps_windows *windows
     if (m->encoder.span >= PS_SPAN_EMBEDDING) {
         PS_TRY(encode_backward(m, state, batch, 1, &embed, NULL, NULL));
     } else {
-        PS_TRY(windows_backward(m, state, batch, dropout));
+        PS_TRY(windows_backward(m, state, batch, dropout, apart ? update : NULL, &begun));
     }
     PS_TRY(m->k->beside ? m->k->beside(m->k, PS_BESIDE_JOIN) : PS_OK);
-    return update ? update_rest(m, update, early) : PS_OK;
+    return update ? update_rest(m, update, begun) : PS_OK;
 }
 
 enum ps_status ps_model_gradients(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch)

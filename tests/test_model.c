@@ -2254,7 +2254,8 @@ START_TEST(step_in_one)
 }
 END_TEST
 
-/* A head of just as many elements as are updated beside the encoder's backward. */
+/* A head of just as many elements as are updated beside the encoder's backward; and layers of just as many, with the head's, as are
+ * beside the embedding's. */
 static const struct ps_model_shape early_shapes[] = {{.channels = 1,
                                                       .seq_len = 1024,
                                                       .pred_len = 512,
@@ -2263,6 +2264,17 @@ static const struct ps_model_shape early_shapes[] = {{.channels = 1,
                                                       .d_model = 32,
                                                       .n_heads = 2,
                                                       .d_ff = 40,
+                                                      .n_layers = 2,
+                                                      .dropout = 0.2,
+                                                      .revin = 1},
+                                                     {.channels = 2,
+                                                      .seq_len = 32,
+                                                      .pred_len = 16,
+                                                      .patch_len = 8,
+                                                      .stride = 8,
+                                                      .d_model = 128,
+                                                      .n_heads = 8,
+                                                      .d_ff = 1264,
                                                       .n_layers = 2,
                                                       .dropout = 0.2,
                                                       .revin = 1}};
