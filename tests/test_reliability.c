@@ -1119,7 +1119,7 @@ END_TEST
 START_TEST(clock_that_jumps)
 {
     struct path dir = new_dir("jumping");
-    setenv("LD_PRELOAD", PS_JUMPING_CLOCK, 1);
+    setenv("LD_PRELOAD", path_of("%.900s/tests/libjumping_clock.so", programs).text, 1);
     setenv("ASAN_OPTIONS", "verify_asan_link_order=0", 1);
     struct process p = process_start("/bin/date", ARGS("+%s"), 0);
     struct result date = process_end(&p);
