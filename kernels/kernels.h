@@ -768,7 +768,7 @@ struct ps_embed_backward {
 };
 
 enum { PS_PARTIAL_ROWS = 16, PS_PARTIAL_BLOCKS = 256 };
-/* What six norms of 128 columns behind products and the embedding leave (later_sums), and small layers' weights. */
+/* What six norms of 128 columns behind products leave (later_sums), and small layers' weights. */
 enum { PS_LATER_SUMS = 4 << 20 };
 
 /* The head of a training step but for the weight's gradient, of a plain loss (ps_loss_is_plain): x = z weight, forecast and squared

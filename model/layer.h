@@ -15,7 +15,7 @@ struct ps_gradient_notes {
     int summed; /* and that into the branch's bias's gradient */
 };
 
-/* What is to be done somewhere else than where it is known. */
+/* Work that is begun later than it is known of. */
 struct ps_work {
     enum ps_status (*run)(void *argument);
     void *argument;

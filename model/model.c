@@ -200,8 +200,8 @@ static enum ps_status unfold_gradients(const struct ps_model *m, int qkv, int64_
                                             .shift = vectors_of(lines, 1)});
 }
 
-/* Out of the gradients of weights that norms are folded into, and of the wide ones, those of the model's own, of layers from
- * `begin` on whose are still there. None of their sums waits any more. */
+/* Adds the gradients of weights that norms are folded into, and of the wide ones, to the model's own, of layers from `begin` on
+ * whose are still there. Their sums no longer wait: they have been added, or where ranks sum them never waited. */
 static enum ps_status unwrap_gradients(struct ps_model *m, int64_t begin)
 {
     const int64_t end = m->wrapped;
@@ -988,8 +988,9 @@ static enum ps_status update_rest(const struct ps_model *m, const struct ps_adam
 }
 
 /* Behind the head, down to the embedding's gradients. Sums over rows wait until the layers' are all there, and are then added
- * beside the embedding's; so is taken apart what folded norms' and padded heads' weights have, and with `update` elements from the
- * layers' weights on up to *begun are updated, which *begun tells then. */
+ * beside the embedding's; behind them there what folded norms' and padded heads' weights have is taken apart. With `update` layers'
+ * weights are updated there too, and what lies between them and *begun: from there on weights are updated already, or where it is
+ * layout->decayed none is. *begun is the first layer's weights then. */
 static enum ps_status windows_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch,
                                        struct ps_dropout dropout, const struct ps_adamw *update, int64_t *begun)
 {
@@ -1032,9 +1033,10 @@ static enum ps_status train(struct ps_model *m, const struct ps_windows *windows
         const struct ps_head_gradient rest = ps_head_gradient_of(m, state, within);
         return encode_backward(m, state, batch, 1, &embed, &rest, update);
     }
-    /* Attention leaves more of a multiprocessor to what runs beside it than the products before it do. */
-    const int later = m->k->beside && m->options.level == PS_LEVEL_GEMM && !updates_early(m);
-    PS_TRY(ps_head_train(m, windows, state, batch, within, 0, later ? &m->head_rest : NULL));
+    /* Attention leaves more of a multiprocessor to what runs beside it than the products before it do. A large W_h's gradient
+     * begins at once, since AdamW may follow it. */
+    const int put_off = m->k->beside && m->options.level == PS_LEVEL_GEMM && !updates_early(m);
+    PS_TRY(ps_head_train(m, windows, state, batch, within, 0, put_off ? &m->head_rest : NULL));
     PS_TRY(early ? update_head(m, update) : PS_OK);
     if (m->encoder.span >= PS_SPAN_EMBEDDING) {
         PS_TRY(encode_backward(m, state, batch, 1, &embed, NULL, NULL));

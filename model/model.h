@@ -38,7 +38,7 @@ struct ps_batch_place {
 struct ps_head_rest {
     struct ps_head_step step;
     struct ps_step_state *state; /* NULL: there is nothing to do */
-    int summed;                  /* a sum of the loss is there */
+    int summed;                  /* the loss's sum is in the state already; else in partials */
 };
 
 struct ps_model {
@@ -66,7 +66,7 @@ struct ps_model {
     struct ps_cache cache;
     struct ps_batch_place place;
     int64_t wrapped; /* layers, from the first on, whose gradients are still those of padded heads' or folded norms' weights */
-    int unfolding;   /* of folded norms', of the pass that they are of */
+    int unfolding;   /* the pass folded norms */
     struct ps_head_rest head_rest; /* of a training pass that goes on */
     int64_t unsummed;              /* elements of the gradients before those of layers' weights whose sums over ranks have begun */
     /* BatchNorm over ranks: statistics of each [ranks, 2, d], and this one's [2, d]; NULL else. */
@@ -138,8 +138,8 @@ int64_t ps_model_granule(const struct ps_model_shape *shape);
  * goes through memory on its way. */
 int ps_model_steps(const struct ps_model *m);
 /* ps_model_gradients and AdamW as `update` says, whose tensors are the model's, with the bits of the one behind the other: a large
- * W_h is updated beside the encoder's backward. update->clip_norm, skip and held must be 0, since they need all gradients first,
- * and ranks must not share the batch. */
+ * W_h is updated beside the encoder's backward, and many layers' weights beside the embedding's. update->clip_norm, skip and held
+ * must be 0, since they need all gradients first, and ranks must not share the batch. */
 enum ps_status ps_model_step(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
                              const struct ps_adamw *update);
 /* Values that a window's loss and errors are of, but for those that are not observed: C H; of a model that reconstructs C N P, of

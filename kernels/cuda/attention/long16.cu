@@ -726,7 +726,7 @@ static __global__ void __launch_bounds__(forms[CHUNKS / 2][FORM].warps * 32, 1)
             __syncthreads();
         }
     }
-    ps_grid_release(); /* late: else blocks that wait fill the multiprocessors that are left to AdamW of a large head */
+    ps_grid_release(); /* late: else blocks that wait fill the multiprocessors that are left to the head's gradient and AdamW */
     const uint32_t blocks = blocks_of(p), share = (tiles + blocks - 1) / blocks, first = block_number() * share;
     if (blocks > 1) {
         ps_cluster_wait();

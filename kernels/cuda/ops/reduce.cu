@@ -2,7 +2,7 @@
  *
  * Why: gradients are sums over all R rows, and floating-point atomics would make them differ from run to run. One kernel leaves a
  * partial row a block in the workspace, this one sums them in an order that depends on their number alone. Where sums may wait
- * (ps_kernels.later_sums) those of a whole pass are one launch, whose start is what most of its time is.
+ * (ps_kernels.later_sums) those of a pass's layers are one launch, whose start is what most of its time is.
  * += both outputs. Bytes: 4 rows columns read; the partials come from L2. Flops: rows columns.
  *
  * Many rows are shared by a block's threads; of a few, such as W_pos's of long windows, a thread adds a column's; of many columns,
