@@ -443,16 +443,10 @@ enum ps_status ps_head_gradients(struct ps_model *m, struct ps_head_rest *rest, 
         return PS_OK;
     }
     /* Nothing but AdamW waits for these. */
-    if (k->beside) {
-        PS_TRY(k->beside(k, PS_BESIDE_BEGIN));
-    }
-    enum ps_status status = head_gradients(m, rest->state, &rest->step, rest->summed, alone);
-    if (k->beside) {
-        enum ps_status ended = k->beside(k, PS_BESIDE_END);
-        status = status == PS_OK ? ended : status;
-    }
+    PS_TRY(ps_beside(k, PS_BESIDE_BEGIN));
+    const enum ps_status status = head_gradients(m, rest->state, &rest->step, rest->summed, alone);
     rest->state = NULL;
-    return status;
+    return ps_beside_end(k, status);
 }
 
 enum ps_status ps_head_train(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,

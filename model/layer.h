@@ -15,6 +15,19 @@ struct ps_gradient_notes {
     int summed; /* and that into the branch's bias's gradient */
 };
 
+/* k->beside, where anything can run beside something. */
+static inline enum ps_status ps_beside(const struct ps_kernels *k, enum ps_beside what)
+{
+    return k->beside ? k->beside(k, what) : PS_OK;
+}
+
+/* Its END behind what ended with `status`: the first error of both. */
+static inline enum ps_status ps_beside_end(const struct ps_kernels *k, enum ps_status status)
+{
+    const enum ps_status ended = ps_beside(k, PS_BESIDE_END);
+    return status == PS_OK ? ended : status;
+}
+
 /* Work that is begun later than it is known of. */
 struct ps_work {
     enum ps_status (*run)(void *argument);

@@ -970,49 +970,38 @@ static enum ps_status update_part(const struct ps_model *m, const struct ps_adam
 /* Behind ps_head_train: W_h's gradient is whole, or will be where this begins, and nothing reads W_h any more. */
 static enum ps_status update_head(const struct ps_model *m, const struct ps_adamw *update)
 {
-    PS_TRY(m->k->beside(m->k, PS_BESIDE_BEGIN));
-    const enum ps_status status = update_part(m, update, weights_begin(m, m->shape.n_layers), m->layout->decayed);
-    const enum ps_status ended = m->k->beside(m->k, PS_BESIDE_END);
-    return status == PS_OK ? ended : status;
+    PS_TRY(ps_beside(m->k, PS_BESIDE_BEGIN));
+    return ps_beside_end(m->k, update_part(m, update, weights_begin(m, m->shape.n_layers), m->layout->decayed));
 }
 
-/* Behind all gradients: of elements before `begun` and of those that do not decay, where the others are updated already; else all.
- */
-static enum ps_status update_rest(const struct ps_model *m, const struct ps_adamw *update, int64_t begun)
+/* Behind all gradients: where weights from element `updated` on have been updated, of those before and of what does not decay;
+ * layout->decayed: none has been. */
+static enum ps_status update_rest(const struct ps_model *m, const struct ps_adamw *update, int64_t updated)
 {
-    if (begun == m->layout->decayed) {
+    if (updated == m->layout->decayed) {
         return m->k->adamw(m->k, update);
     }
-    PS_TRY(update_part(m, update, 0, begun));
+    PS_TRY(update_part(m, update, 0, updated));
     return update_part(m, update, m->layout->decayed, m->layout->count);
 }
 
 /* Behind the head, down to the embedding's gradients. Sums over rows wait until the layers' are all there, and are then added
- * beside the embedding's; behind them there what folded norms' and padded heads' weights have is taken apart. With `update` layers'
- * weights are updated there too, and what lies between them and *begun: from there on weights are updated already, or where it is
- * layout->decayed none is. *begun is the first layer's weights then. */
+ * beside the embedding's; behind them there what folded norms' and padded heads' weights have is taken apart, and with `update`
+ * weights from the first layer's up to element `end` are updated. */
 static enum ps_status windows_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch,
-                                       struct ps_dropout dropout, const struct ps_adamw *update, int64_t *begun)
+                                       struct ps_dropout dropout, const struct ps_adamw *update, int64_t end)
 {
     const struct ps_kernels *k = m->k;
     const struct ps_shared_cache *s = &m->cache.shared;
     PS_TRY(s->sums ? k->later_sums(k, s->sums, PS_LATER_SUMS * ps_type_bytes(k->parameter)) : PS_OK);
-    enum ps_status status = encode_backward(m, state, batch, 1, NULL, NULL, NULL), ended;
-    int beside = 0;
-    if (status == PS_OK && k->beside && (s->sums || update)) {
-        status = k->beside(k, PS_BESIDE_BEGIN);
-        beside = status == PS_OK;
-    }
-    ended = s->sums ? k->later_sums(k, NULL, 0) : PS_OK;
-    status = status == PS_OK ? ended : status;
+    enum ps_status status = encode_backward(m, state, batch, 1, NULL, NULL, NULL);
+    const int beside = status == PS_OK && (s->sums || update);
+    status = beside ? ps_beside(k, PS_BESIDE_BEGIN) : status;
+    const enum ps_status added = s->sums ? k->later_sums(k, NULL, 0) : PS_OK; /* behind an error too: nothing waits any more */
+    status = status == PS_OK ? added : status;
     status = status == PS_OK ? unwrap_gradients(m, 0) : status;
-    if (status == PS_OK && update) {
-        const int64_t end = *begun;
-        *begun = weights_begin(m, 0);
-        status = update_part(m, update, *begun, end);
-    }
-    ended = beside ? k->beside(k, PS_BESIDE_END) : PS_OK;
-    status = status == PS_OK ? ended : status;
+    status = status == PS_OK && update ? update_part(m, update, weights_begin(m, 0), end) : status;
+    status = beside ? ps_beside_end(k, status) : status;
     return status == PS_OK ? ps_embedding_backward(m, batch, dropout) : status;
 }
 
@@ -1027,8 +1016,9 @@ static enum ps_status train(struct ps_model *m, const struct ps_windows *windows
     PS_TRY(embed_and_encode(m, windows, state, batch, 1, within));
     const struct ps_embed_backward embed = ps_embed_backward_of(m, batch, dropout);
     const int early = update && updates_early(m);
-    int64_t begun = early ? weights_begin(m, m->shape.n_layers) : m->layout->decayed;
-    const int apart = update && m->k->beside && begun - weights_begin(m, 0) >= EARLY_LAYERS;
+    const int embeds_apart = m->encoder.span < PS_SPAN_EMBEDDING; /* the embedding's backward is an operation of its own */
+    const int64_t end = early ? weights_begin(m, m->shape.n_layers) : m->layout->decayed, begin = weights_begin(m, 0);
+    const int apart = update && m->k->beside && embeds_apart && end - begin >= EARLY_LAYERS;
     if (ps_model_steps(m)) {
         const struct ps_head_gradient rest = ps_head_gradient_of(m, state, within);
         return encode_backward(m, state, batch, 1, &embed, &rest, update);
@@ -1038,13 +1028,10 @@ static enum ps_status train(struct ps_model *m, const struct ps_windows *windows
     const int put_off = m->k->beside && m->options.level == PS_LEVEL_GEMM && !updates_early(m);
     PS_TRY(ps_head_train(m, windows, state, batch, within, 0, put_off ? &m->head_rest : NULL));
     PS_TRY(early ? update_head(m, update) : PS_OK);
-    if (m->encoder.span >= PS_SPAN_EMBEDDING) {
-        PS_TRY(encode_backward(m, state, batch, 1, &embed, NULL, NULL));
-    } else {
-        PS_TRY(windows_backward(m, state, batch, dropout, apart ? update : NULL, &begun));
-    }
-    PS_TRY(m->k->beside ? m->k->beside(m->k, PS_BESIDE_JOIN) : PS_OK);
-    return update ? update_rest(m, update, begun) : PS_OK;
+    PS_TRY(embeds_apart ? windows_backward(m, state, batch, dropout, apart ? update : NULL, end)
+                        : encode_backward(m, state, batch, 1, &embed, NULL, NULL));
+    PS_TRY(ps_beside(m->k, PS_BESIDE_JOIN));
+    return update ? update_rest(m, update, apart ? begin : end) : PS_OK;
 }
 
 enum ps_status ps_model_gradients(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch)
@@ -1057,7 +1044,7 @@ enum ps_status ps_model_head_gradients(struct ps_model *m, const struct ps_windo
 {
     PS_TRY(embed_and_encode(m, windows, state, batch, 0, NULL));
     PS_TRY(ps_head_train(m, windows, state, batch, NULL, 1, NULL));
-    return m->k->beside ? m->k->beside(m->k, PS_BESIDE_JOIN) : PS_OK;
+    return ps_beside(m->k, PS_BESIDE_JOIN);
 }
 
 enum ps_status ps_model_attend(struct ps_model *m)

@@ -2266,61 +2266,41 @@ END_TEST
 
 /* A head of just as many elements as are updated beside the encoder's backward; layers of just as many, with the head's, as are
  * beside the embedding's; both; and layers whose heads lie in more columns than they have in 16 bits. */
-static const struct ps_model_shape early_shapes[] = {{.channels = 1,
-                                                      .seq_len = 1024,
-                                                      .pred_len = 512,
-                                                      .patch_len = 8,
-                                                      .stride = 8,
-                                                      .d_model = 32,
-                                                      .n_heads = 2,
-                                                      .d_ff = 40,
-                                                      .n_layers = 2,
-                                                      .dropout = 0.2,
-                                                      .revin = 1},
-                                                     {.channels = 2,
-                                                      .seq_len = 32,
-                                                      .pred_len = 16,
-                                                      .patch_len = 8,
-                                                      .stride = 8,
-                                                      .d_model = 128,
-                                                      .n_heads = 8,
-                                                      .d_ff = 1264,
-                                                      .n_layers = 2,
-                                                      .dropout = 0.2,
-                                                      .revin = 1},
-                                                     {.channels = 1,
-                                                      .seq_len = 256,
-                                                      .pred_len = 512,
-                                                      .patch_len = 8,
-                                                      .stride = 8,
-                                                      .d_model = 128,
-                                                      .n_heads = 8,
-                                                      .d_ff = 1280,
-                                                      .n_layers = 2,
-                                                      .revin = 1},
-                                                     {.channels = 2,
-                                                      .seq_len = 32,
-                                                      .pred_len = 16,
-                                                      .patch_len = 8,
-                                                      .stride = 8,
-                                                      .d_model = 120,
-                                                      .n_heads = 12,
-                                                      .d_ff = 1400,
-                                                      .n_layers = 2,
-                                                      .dropout = 0.2,
-                                                      .revin = 1}};
-enum { EARLY_SHAPES = sizeof early_shapes / sizeof *early_shapes };
+static const struct early {
+    int64_t channels, seq_len, pred_len, d_model, n_heads, d_ff;
+    double dropout;
+} early[] = {{1, 1024, 512, 32, 2, 40, 0.2},
+             {2, 32, 16, 128, 8, 1264, 0.2},
+             {1, 256, 512, 128, 8, 1280, 0},
+             {2, 32, 16, 120, 12, 1400, 0.2}};
+enum { EARLY = sizeof early / sizeof *early };
+
+static void expect_updated_beside(const char *backend, enum ps_precision precision, const struct early *e)
+{
+    const struct ps_model_shape shape = {.channels = e->channels,
+                                         .seq_len = e->seq_len,
+                                         .pred_len = e->pred_len,
+                                         .patch_len = 8,
+                                         .stride = 8,
+                                         .d_model = e->d_model,
+                                         .n_heads = e->n_heads,
+                                         .d_ff = e->d_ff,
+                                         .n_layers = 2,
+                                         .dropout = e->dropout,
+                                         .revin = 1};
+    expect_step_in_one(backend, precision, &shape, PS_LEVEL_GEMM, 1);
+}
 
 START_TEST(updated_beside)
 {
-    expect_step_in_one("cpu", PS_FP32, &early_shapes[_i], PS_LEVEL_GEMM, 1);
+    expect_updated_beside("cpu", PS_FP32, &early[_i]);
 }
 END_TEST
 
 START_TEST(updated_beside_cuda)
 {
     static const enum ps_precision precisions[] = {PS_TF32, PS_PRECISION_BF16, PS_FP16};
-    expect_step_in_one("cuda", precisions[_i / EARLY_SHAPES], &early_shapes[_i % EARLY_SHAPES], PS_LEVEL_GEMM, 1);
+    expect_updated_beside("cuda", precisions[_i / EARLY], &early[_i % EARLY]);
 }
 END_TEST
 
@@ -3247,7 +3227,7 @@ int main(void)
     tcase_add_loop_test(tests, level_layer_calls, 0, 3);
     tcase_add_loop_test(tests, step_parts_cpu, 0, STEP_SHAPES);
     tcase_add_loop_test(tests, attends, 0, SHAPES_AND_VARIANTS);
-    tcase_add_loop_test(tests, updated_beside, 0, EARLY_SHAPES);
+    tcase_add_loop_test(tests, updated_beside, 0, EARLY);
     if (ps_cuda_device_count() > 0) {
         if (!asked("PS_TEST_SMALL")) {
             tcase_add_loop_test(differences, differences_cuda, 0, SHAPES);
@@ -3261,7 +3241,7 @@ int main(void)
         tcase_add_loop_test(tests, levels_cuda, 0, LAYER_SHAPES);
         tcase_add_loop_test(tests, step_real16, 0, 2 * SHAPES);
         tcase_add_loop_test(tests, step_parts_cuda, 0, (FUSED + 1) * STEP_SHAPES);
-        tcase_add_loop_test(tests, updated_beside_cuda, 0, 3 * EARLY_SHAPES);
+        tcase_add_loop_test(tests, updated_beside_cuda, 0, 3 * EARLY);
         if (fused_encoder()) {
             const int small = asked("PS_TEST_SMALL");
             for (int i = 0; i < FUSED; i++) {
