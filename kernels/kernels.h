@@ -569,8 +569,8 @@ enum ps_finish { PS_FINISH_SUM, PS_FINISH_RESIDUAL, PS_FINISH_ACTIVATION, PS_FIN
  * row_mean, rstd [m] (type statistics); gamma, beta, dbias [n] (type parameter); without row_mean and beta, or dbeta, the norm is
  * RMSNorm. dropout is RESIDUAL's own, of SUM that of masked. c may be addend. No swiglu, and one norm at most. What is not served
  * is PS_UNSUPPORTED, and nothing is written: operations that follow one another do the same; CUDA's fp32 and tf32 serve no sums
- * over rows, no norms, no addend_scale, nor small weights, its 16 bits norms of up to 128 columns behind as many terms as leave
- * room. */
+ * over rows, no norms, no addend_scale, nor small weights, its 16 bits norms of up to 256 columns, of SUM 128, behind as many terms
+ * as leave room. */
 struct ps_gemm_finish {
     struct ps_tensor c, kept, means, dgamma, dbeta, mean, var, running_mean, running_var, a, b, bias, addend, x, addend_scale,
         addend_shift, normed, masked, dbias, row_mean, rstd, gamma, beta;

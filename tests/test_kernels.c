@@ -169,8 +169,9 @@ static int build_for(enum ps_type kind, struct call *c, int (*build)(struct call
         call_round(c, kind);
         c->may_refuse |= c->op == PS_OP_gemm_bias;
         if (c->op == PS_OP_gemm_finish && c->operands[20].buffer >= 0) { /* a norm of rows: of so many columns and terms */
-            const int64_t *b = c->operands[10].size;
-            c->may_refuse = b[1] > 128 || (b[1] > 64 && b[0] > 704);
+            const int64_t *b = c->operands[10].size, n = b[1];
+            const int forward = c->operands[16].buffer >= 0;
+            c->may_refuse = b[0] > (n <= 64 ? INT64_MAX : n <= 128 ? 704 : !forward ? 0 : n <= 192 ? 448 : n <= 256 ? 320 : 0);
         }
         if (c->op == PS_OP_attention || c->op == PS_OP_attention_backward) { /* the columns of q, of all pieces */
             const struct operand *q = &c->operands[c->op == PS_OP_attention ? 2 : 7];

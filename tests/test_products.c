@@ -461,11 +461,15 @@ START_TEST(test_gradients_together)
 }
 END_TEST
 
-/* A layer's four, whose tiles fill the multiprocessors once with rests, several times, and several times with a part: against one
- * product and one sum of columns after another, of whole numbers, so that all sums are exact. */
+/* A layer's four, whose tiles fill the multiprocessors once with rests, several times, and several times with a part, and some of
+ * which lie turned in their tiles: against one product and one sum of columns after another, of whole numbers, so that all sums are
+ * exact. */
+enum { GRADIENTS_LARGE = 7 };
 START_TEST(test_gradients_large)
 {
-    static const int64_t cases[][3] = {{4000, 384, 1536}, {300, 1024, 4096}, {2500, 640, 2560}}; /* rows, d_model, d_ff */
+    static const int64_t cases[GRADIENTS_LARGE][3] = {
+        {4000, 384, 1536}, {300, 1024, 4096}, {2500, 640, 2560}, {5001, 160, 640},
+        {9000, 144, 576},  {777, 320, 1280},  {2049, 200, 808}}; /* rows, d_model, d_ff */
     const int64_t R = cases[_i][0], d = cases[_i][1], f = cases[_i][2], sizes[4][2] = {{d, 3 * d}, {d, d}, {d, f}, {f, d}};
     struct table t = {.name = "cuda", .backend = "cuda", .device_kind = "cuda", .precision = PS_PRECISION_BF16};
     ck_assert_msg(table_open(&t) == PS_OK, "%s", ps_error_message());
@@ -614,7 +618,7 @@ int main(void)
         tcase_add_test(products, test_scales);
         if (fused_encoder()) { /* on sm_90 */
             tcase_add_loop_test(products, test_gradients_together, 0, 2);
-            tcase_add_loop_test(products, test_gradients_large, 0, 3);
+            tcase_add_loop_test(products, test_gradients_large, 0, GRADIENTS_LARGE);
         }
     }
     suite_add_tcase(suite, products);

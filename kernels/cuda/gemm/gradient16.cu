@@ -337,12 +337,15 @@ enum ps_status ps_cuda_gradient16_products(const struct ps_kernels *k, const str
 {
     const struct ps_cuda_context *context = ps_cuda(k);
     struct ps_product rest[PS_GRADIENTS], together[PS_GRADIENTS];
-    int64_t outputs = 0;
+    int64_t outputs = 0, side = 0;
     for (int i = 0; i < count; i++) {
         rest[i] = each[i];
-        outputs += ps_cuda_gradient16_wide_serves(&each[i]) ? each[i].m * each[i].n : 0;
+        if (ps_cuda_gradient16_wide_serves(&each[i])) {
+            outputs += each[i].m * each[i].n;
+            side = max(side, min(each[i].m, each[i].n));
+        }
     }
-    for (int i = 0; ps_cuda_gradient16_wide_wanted(outputs) && i < count;) {
+    for (int i = 0; ps_cuda_gradient16_wide_wanted(outputs, side) && i < count;) {
         const int64_t length = rest[i].k;
         int found = 0, left = i;
         if (!ps_cuda_gradient16_wide_serves(&rest[i])) {

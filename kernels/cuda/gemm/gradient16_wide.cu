@@ -5,10 +5,12 @@
  * are 48 KB a step of 64 rows, for 1,024 clocks of wgmma. And a layer's four gradients are few such tiles, which fill the
  * multiprocessors in one launch better than in four.
  *
- * A tile is 128 columns of x by 128, 192 or 256 of dy, the same in a launch; two warpgroups have 64 columns of x each and all of
- * dy's, both operands read across as they lie. Blocks go in pairs, clusters of two, whose tiles lie below one another or side by
- * side: the panels that both read are brought once, by the one or the other block, to both. A ninth warp brings panels, as many
- * steps ahead as shared memory has stages, and goes on to the block's next tile while the last one's sums go out.
+ * A tile is 128 columns of the one operand, `high`, by 128, 192 or 256 of the other, `wide`, the same width in a launch; two
+ * warpgroups have 64 of high's columns each and all of wide's, both operands read across as they lie. high is x, or dy where that
+ * leaves less of the tiles empty (turned: of d_model 160 192 columns in place of 256), and dw is written turned then. Blocks go in
+ * pairs, clusters of two, whose tiles lie below one another or side by side: the panels that both read are brought once, by the one
+ * or the other block, to both. A ninth warp brings panels, as many steps ahead as shared memory has stages, and goes on to the
+ * block's next tile while the last one's sums go out.
  *
  * Clusters stay. While there are more pairs than clusters each takes whole ones, and adds them to dw. The sums of the pairs that
  * are left are cut by rows: as many equal slices of all as there are clusters for, then of as many pairs as clusters are left all
@@ -16,8 +18,8 @@
  * time lie at the same rows, and what pairs share is read from memory once: R 16,384 rows of d_model 384 are 206 MB by count, of
  * which 201 are all that there is, and 339 where each cluster left takes a piece behind the other. Pieces of sums go to a
  * workspace, and a second kernel adds them in a fixed order. Columns are summed by three more warps, since a product with ones
- * takes a fifth of a step and more; of tiles below one another each sums every so manieth step, and the second kernel adds up
- * theirs.
+ * takes a fifth of a step and more; of tiles that have the same ones of dy each sums every so manieth step, and the second kernel
+ * adds up theirs.
  *
  * Bytes: 2 R (m + n); from L2 2 R (m ceil(n / 256) + n ceil(m / 256)) where 256 columns are below one another; 8 bytes an element
  * of a piece. FLOPs: 2 R m n. A layer of d_model 384 (R 16,384): 201 MB, 67 us at 3 TB/s, and 58 GFLOP, 73 us at 790 TFLOP/s. */
@@ -33,8 +35,8 @@ enum {
     EDGE = 64,          /* rows of a step, columns of a panel */
     PANEL = EDGE * 128, /* bytes */
     DEEP = 16 * 128,    /* of which one wgmma reads */
-    HIGH = 2,           /* panels of x in a tile, a warpgroup each */
-    MOST_WIDE = 4,      /* of dy */
+    HIGH = 2,           /* panels of high in a tile, a warpgroup each */
+    MOST_WIDE = 4,      /* of wide */
     RING = 25,          /* of all stages, at most */
     STAGES = 6,         /* at most */
     BLOCKS = 2,         /* of a cluster */
@@ -42,7 +44,6 @@ enum {
     MULTIPLY_THREADS = 32 * MULTIPLY_WARPS,
     SUM_WARPS = 3, /* behind the one that fetches */
     THREADS = MULTIPLY_THREADS + 32 + 32 * SUM_WARPS,
-    AHEAD = 4,    /* fours of dw that a thread asks for at once, at first */
     LANES = 8,    /* of the second kernel: those that share a column's sums */
     TOGETHER = 4, /* fours that a thread of it adds */
     EARLY = 8,    /* steps before its end that a whole tile's part of dw is asked for */
@@ -53,13 +54,14 @@ enum {
 };
 
 struct problem {
-    CUtensorMap x, dy;
-    float *dw, *db; /* db: or NULL */
-    int m, n, tiles_m, tiles_n;
-    bool below;         /* a pair's tiles lie below one another, else side by side */
-    int pairs, pairs_n; /* all, and those of a row of pairs */
-    int first;          /* pair among the launch's */
-    int sum_blocks;     /* of the second kernel */
+    CUtensorMap high, wide;
+    float *dw, *db;             /* db: or NULL */
+    int m, n, tiles_m, tiles_n; /* high's columns, wide's */
+    bool turned;                /* high is dy, dw [n, m]; else x, and [m, n] */
+    bool below;                 /* a pair's tiles lie below one another, else side by side */
+    int pairs, pairs_n;         /* all, and those of a row of pairs */
+    int first;                  /* pair among the launch's */
+    int sum_blocks;             /* of the second kernel */
 };
 
 /* Slices of the rows of some cut pairs, counted from the first cut one; a piece is a pair's slice, those of a slice one by one. */
@@ -165,16 +167,17 @@ template <int WIDE> struct place {
     }
 };
 
-/* The part-th of EARLY parts of a tile of dw, of which the multiplying warps soon read every element, to L2. */
+/* The part-th of EARLY parts of a tile of dw, to which the multiplying warps soon add, to L2. */
 template <int WIDE> static __device__ __forceinline__ void prefetch_sums(const struct tile &tile, int part)
 {
-    constexpr int ROWS = HIGH * EDGE / EARLY;
     const struct problem &p = tile.of;
-    const int row = tile.m * HIGH * EDGE + part * ROWS, column = tile.n * WIDE * EDGE;
-    const int rows = min(ROWS, p.m - row), columns = min(WIDE * EDGE, p.n - column);
-    const float *from = p.dw + (int64_t)row * p.n + column;
+    const int high = HIGH * EDGE, wide = WIDE * EDGE, length = p.turned ? p.m : p.n /* of a row of dw */;
+    const int share = (p.turned ? wide : high) / EARLY, row = (p.turned ? tile.n * wide : tile.m * high) + part * share;
+    const int column = p.turned ? tile.m * high : tile.n * wide;
+    const int rows = min(share, (p.turned ? p.n : p.m) - row), columns = min(p.turned ? high : wide, length - column);
+    const float *from = p.dw + (int64_t)row * length + column;
 #pragma unroll 1
-    for (int i = 0; i < rows && columns > 0; i++, from += p.n) {
+    for (int i = 0; i < rows && columns > 0; i++, from += length) {
         ps_bulk_prefetch(from, (uint32_t)sizeof(float) * columns);
     }
 }
@@ -198,9 +201,9 @@ static __device__ __forceinline__ void fetch(const struct problems &x, uint32_t 
             ps_mbarrier_expect(barrier, place<WIDE>::BYTES);
 #pragma unroll
             for (int j = 0; j < HIGH + WIDE; j++) {
-                const bool of_x = j < HIGH, shared = of_x != tile.of.below;
-                const CUtensorMap *const map = of_x ? &tile.of.x : &tile.of.dy;
-                const int column = of_x ? (tile.m * HIGH + j) * EDGE : (tile.n * WIDE + j - HIGH) * EDGE;
+                const bool of_high = j < HIGH, shared = of_high != tile.of.below;
+                const CUtensorMap *const map = of_high ? &tile.of.high : &tile.of.wide;
+                const int column = of_high ? (tile.m * HIGH + j) * EDGE : (tile.n * WIDE + j - HIGH) * EDGE;
                 if (!shared) {
                     ps_tensor_copy2(to + j * PANEL, map, column, row, barrier);
                 } else if (j % BLOCKS == rank) {
@@ -215,10 +218,11 @@ static __device__ __forceinline__ void fetch(const struct problems &x, uint32_t 
 }
 
 /* Where a tile's sums lie in dw as a thread of the multiplying ones has them: in two rows, two of every 8 columns, fours from the
- * `four`-th on. */
+ * `four`-th on. Turned, rows are dw's columns. */
 struct spot {
     float *first, *second;
     int first_left, second_left; /* columns from there on, none where the row is not of dw */
+    int apart;                   /* floats from a column to the next */
 };
 
 template <int WIDE> static __device__ __forceinline__ struct spot spot_of(const struct tile &tile, int thread, int four)
@@ -226,49 +230,32 @@ template <int WIDE> static __device__ __forceinline__ struct spot spot_of(const 
     const struct problem &p = tile.of;
     const int row = tile.m * HIGH * EDGE + thread / 32 * 16 + thread / 4 % 8,
               column = tile.n * WIDE * EDGE + 8 * four + thread % 4 * 2;
-    float *const first = p.dw + (int64_t)row * p.n + column;
-    return {first, first + 8 * (int64_t)p.n, row < p.m ? p.n - column : 0, row + 8 < p.m ? p.n - column : 0};
+    const int down = p.turned ? 1 : p.n, apart = p.turned ? p.m : 1; /* of MOST_OUTPUTS all places are 32 bits */
+    float *const first = p.dw + row * down + column * apart;
+    return {first, first + 8 * down, row < p.m ? p.n - column : 0, row + 8 < p.m ? p.n - column : 0, apart};
 }
 
-/* The j-th of them. */
-static __device__ __forceinline__ float4 sums_at(const struct spot &s, int j)
+/* Two columns of a row, if there are any: their number is even. No other thread of a launch adds to the same ones, so that the bits
+ * do not depend on the order. */
+static __device__ __forceinline__ void add_two(float *row, int left, int j, int apart, float first, float second)
 {
-    const float2 none = make_float2(0, 0), first = 8 * j < s.first_left ? *(const float2 *)(s.first + 8 * j) : none,
-                 second = 8 * j < s.second_left ? *(const float2 *)(s.second + 8 * j) : none;
-    return make_float4(first.x, first.y, second.x, second.y);
+    if (8 * j < left && apart == 1) {
+        asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(row + 8 * j), "f"(first), "f"(second) : "memory");
+    } else if (8 * j < left) {
+        float *const to = row + 8 * j * apart;
+        asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(first) : "memory");
+        asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to + apart), "f"(second) : "memory");
+    }
 }
 
-static __device__ __forceinline__ void set_sums(const struct spot &s, int j, float4 v)
+/* dw += the j-th four. */
+static __device__ __forceinline__ void add_four(const struct spot &s, int j, float4 v)
 {
-    if (8 * j < s.first_left) {
-        *(float2 *)(s.first + 8 * j) = make_float2(v.x, v.y);
-    }
-    if (8 * j < s.second_left) {
-        *(float2 *)(s.second + 8 * j) = make_float2(v.z, v.w);
-    }
+    add_two(s.first, s.first_left, j, s.apart, v.x, v.y);
+    add_two(s.second, s.second_left, j, s.apart, v.z, v.w);
 }
 
-/* dw += a thread's sums of a whole tile, from the FROM-th four on: of dw's as many on their way together as have registers. */
-template <int ALL, int FROM = 0>
-static __device__ __forceinline__ void add_sums(const struct spot &spot, const float (&sum)[ALL][4])
-{
-    constexpr int FREE = FROM < AHEAD ? AHEAD : FROM, COUNT = FREE < ALL - FROM ? FREE : ALL - FROM;
-    float4 before[COUNT];
-#pragma unroll
-    for (int j = 0; j < COUNT; j++) {
-        before[j] = sums_at(spot, FROM + j);
-    }
-#pragma unroll
-    for (int j = 0; j < COUNT; j++) {
-        const float(&v)[4] = sum[FROM + j];
-        set_sums(spot, FROM + j, make_float4(before[j].x + v[0], before[j].y + v[1], before[j].z + v[2], before[j].w + v[3]));
-    }
-    if constexpr (FROM + COUNT < ALL) {
-        add_sums<ALL, FROM + COUNT>(spot, sum);
-    }
-}
-
-/* A warpgroup's panel of x times all of dy, for all of the cluster's pieces. */
+/* A warpgroup's panel of high times all of wide, for all of the cluster's pieces. */
 template <typename T, int WIDE>
 static __device__ __forceinline__ void multiply(const struct problems &x, uint32_t ring, uint32_t full, uint32_t empty, int cluster,
                                                 int rank, int warp)
@@ -312,7 +299,10 @@ static __device__ __forceinline__ void multiply(const struct problems &x, uint32
         const int thread = (int)threadIdx.x, slot = piece.number * BLOCKS + rank;
         const struct spot spot = spot_of<WIDE>(tile, thread, 0);
         if (piece.pair < x.whole) {
-            add_sums(spot, sum);
+#pragma unroll
+            for (int j = 0; j < COLUMNS / 8; j++) {
+                add_four(spot, j, make_float4(sum[j][0], sum[j][1], sum[j][2], sum[j][3]));
+            }
         } else { /* what there is of it */
             float4 *const to = (float4 *)x.partial + (int64_t)slot * (COLUMNS / 8 * MULTIPLY_THREADS) + thread;
 #pragma unroll
@@ -365,19 +355,21 @@ static __device__ __forceinline__ void sum_columns(const struct problems &x, uin
     for (int i = 0; piece_of(x, cluster, i, piece); i++) {
         const struct tile tile(x, piece.pair, rank);
         const struct problem &p = tile.of;
+        const int panels = p.turned ? HIGH : WIDE, begin = p.turned ? 0 : HIGH; /* dy's */
+        const int turn = p.turned ? tile.n : tile.m, turns = p.turned ? p.tiles_n : p.tiles_m;
         /* Until this tile sums columns. */
-        int until = p.db && tile.m < p.tiles_m ? (tile.m + p.tiles_m - piece.first % p.tiles_m) % p.tiles_m : piece.steps;
+        int until = p.db && turn < turns ? (turn + turns - piece.first % turns) % turns : piece.steps;
         float sum[PANELS][8] = {};
 #pragma unroll 1
         for (int s = 0; s < piece.steps; s++) {
             ps_mbarrier_wait(full + 8 * at.stage, at.parity);
             if (s == until) {
-                until += p.tiles_m;
+                until += turns;
 #pragma unroll
                 for (int j = 0; j < PANELS; j++) {
                     const int panel = warp + j * SUM_WARPS;
-                    if (panel < WIDE) {
-                        add_rows<T>(sum[j], ring + at.stage * place<WIDE>::BYTES + (HIGH + panel) * PANEL, lane);
+                    if (panel < panels) {
+                        add_rows<T>(sum[j], ring + at.stage * place<WIDE>::BYTES + (begin + panel) * PANEL, lane);
                     }
                 }
                 __syncwarp();
@@ -395,7 +387,7 @@ static __device__ __forceinline__ void sum_columns(const struct problems &x, uin
                 sum[j][k] += __shfl_xor_sync(0xffffffffu, sum[j][k], 8);
                 sum[j][k] += __shfl_xor_sync(0xffffffffu, sum[j][k], 16);
             }
-            if (p.db && lane < 8 && panel < WIDE) {
+            if (p.db && lane < 8 && panel < panels) {
                 ps_store<8>(x.sums + (int64_t)(piece.number * BLOCKS + rank) * (WIDE * EDGE) + panel * EDGE + lane * 8, sum[j]);
             }
         }
@@ -419,8 +411,8 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_co
     }
     if (warp == MULTIPLY_WARPS && ps_elect()) {
         for (int i = 0; i < x.count; i++) {
-            ps_tensor_prefetch(&x.each[i].x);
-            ps_tensor_prefetch(&x.each[i].dy);
+            ps_tensor_prefetch(&x.each[i].high);
+            ps_tensor_prefetch(&x.each[i].wide);
         }
     }
     __syncthreads();
@@ -456,10 +448,9 @@ static __global__ void __launch_bounds__(MULTIPLY_THREADS, 4) add_kernel(const _
                   first = block % TILE_BLOCKS * TOGETHER;
         struct pieces pieces = {pair, 0, 0};
         const struct spot spot = spot_of<WIDE>(tile(x, pair, rank), thread, first);
-        float4 before[TOGETHER], sum[TOGETHER];
+        float4 sum[TOGETHER];
 #pragma unroll
         for (int j = 0; j < TOGETHER; j++) {
-            before[j] = sums_at(spot, j); /* the first kernel does not write it */
             sum[j] = make_float4(0, 0, 0, 0);
         }
         ps_grid_begin();
@@ -478,8 +469,7 @@ static __global__ void __launch_bounds__(MULTIPLY_THREADS, 4) add_kernel(const _
         }
 #pragma unroll
         for (int j = 0; j < TOGETHER; j++) {
-            const float4 v = before[j];
-            set_sums(spot, j, make_float4(v.x + sum[j].x, v.y + sum[j].y, v.z + sum[j].z, v.w + sum[j].w));
+            add_four(spot, j, sum[j]);
         }
         return;
     }
@@ -491,21 +481,22 @@ static __global__ void __launch_bounds__(MULTIPLY_THREADS, 4) add_kernel(const _
     }
     const struct problem &p = x.each[number];
     const int column = block * 32 + thread % 32, lane = thread / 32;
+    const int columns = p.turned ? p.m : p.n /* dy's */, of_tile = p.turned ? HIGH * EDGE : COLUMNS;
     float sum = 0;
-    if (column < p.n) {
-        const int tile_n = column / COLUMNS;
-        for (int tile_m = lane; tile_m < p.tiles_m; tile_m += LANES) {
+    if (column < columns) {
+        for (int turn = lane; turn < (p.turned ? p.tiles_n : p.tiles_m); turn += LANES) {
+            const int tile_m = p.turned ? column / of_tile : turn, tile_n = p.turned ? turn : column / of_tile;
             const int rank = (p.below ? tile_m : tile_n) % BLOCKS;
             const int pair = p.first + (p.below ? tile_m / BLOCKS * p.pairs_n + tile_n : tile_m * p.pairs_n + tile_n / BLOCKS);
             struct pieces pieces = {pair, 0, 0};
             for (int piece; next_piece(x, pieces, piece);) {
-                sum += x.sums[(int64_t)(piece * BLOCKS + rank) * COLUMNS + column % COLUMNS];
+                sum += x.sums[(int64_t)(piece * BLOCKS + rank) * COLUMNS + column % of_tile];
             }
         }
     }
     all[lane][thread % 32] = sum;
     __syncthreads();
-    if (lane == 0 && column < p.n) {
+    if (lane == 0 && column < columns) {
 #pragma unroll
         for (int i = 1; i < LANES; i++) {
             sum += all[i][thread];
@@ -527,15 +518,19 @@ bool ps_cuda_gradient16_wide_serves(const struct ps_product *p)
            (uintptr_t)p->c.data % 16 == 0;
 }
 
-bool ps_cuda_gradient16_wide_wanted(int64_t outputs)
+/* Measured: a side beyond 128 leaves half of gradient16.cu's last tiles empty. */
+bool ps_cuda_gradient16_wide_wanted(int64_t outputs, int64_t side)
 {
-    return outputs > LEAST_OUTPUTS;
+    return outputs > (side > HIGH * EDGE ? LEAST_OUTPUTS / 2 : LEAST_OUTPUTS);
 }
 
 /* A step of a tile takes as long as the columns that it brings, and what a barrier costs. Returns that of all pairs. */
-static int64_t pair_up(struct problem *p, int wide)
+static int64_t pair_up(struct problem *p, const struct ps_product *of, int wide, bool turned)
 {
     enum { BARRIER = 16 }; /* columns */
+    p->turned = turned;
+    p->m = (int)(turned ? of->n : of->m);
+    p->n = (int)(turned ? of->m : of->n);
     p->tiles_m = ceil_div(p->m, HIGH * EDGE);
     p->tiles_n = ceil_div(p->n, wide * EDGE);
     const int below = ceil_div(p->tiles_m, BLOCKS) * p->tiles_n, beside = p->tiles_m * ceil_div(p->tiles_n, BLOCKS);
@@ -626,9 +621,10 @@ static enum ps_status launch(const struct ps_cuda_context *c, const struct ps_pr
     int sum_blocks = 0;
     for (int i = 0; i < x->count; i++) {
         struct problem *p = &x->each[i];
-        PS_TRY(ps_tensor_map_2d(&p->x, each[i].a.data, each[i].k, each[i].m, 2 * each[i].a.column, EDGE, EDGE));
-        PS_TRY(ps_tensor_map_2d(&p->dy, each[i].b.data, each[i].k, each[i].n, 2 * each[i].b.row, EDGE, EDGE));
-        p->sum_blocks = p->db ? ceil_div(p->n, 32) : 0;
+        CUtensorMap *const x_map = p->turned ? &p->wide : &p->high, *const dy_map = p->turned ? &p->high : &p->wide;
+        PS_TRY(ps_tensor_map_2d(x_map, each[i].a.data, each[i].k, each[i].m, 2 * each[i].a.column, EDGE, EDGE));
+        PS_TRY(ps_tensor_map_2d(dy_map, each[i].b.data, each[i].k, each[i].n, 2 * each[i].b.row, EDGE, EDGE));
+        p->sum_blocks = p->db ? ceil_div(each[i].n, 32) : 0;
         sum_blocks += p->sum_blocks;
     }
     const int add_blocks = x->cut * BLOCKS * (WIDE * EDGE / 8 / TOGETHER) + sum_blocks;
@@ -656,10 +652,9 @@ static enum ps_status plan(const struct ps_cuda_context *c, const struct ps_prod
             struct problem *p = &tried.each[i];
             p->dw = (float *)each[i].c.data;
             p->db = each[i].sums;
-            p->m = (int)each[i].m;
-            p->n = (int)each[i].n;
             p->first = tried.pairs;
-            time += pair_up(p, wide);
+            const int64_t turned = pair_up(p, &each[i], wide, true), straight = pair_up(p, &each[i], wide, false);
+            time += turned < straight ? pair_up(p, &each[i], wide, true) : straight;
             tried.pairs += p->pairs;
         }
         if (time < least) {

@@ -2,13 +2,13 @@
  * or RMSNorm of what was written (RESIDUAL), or in place of the product its backward (SUM). The norm's pass over rows would read
  * them again, backward's what the product had written for it alone.
  *
- * As in wgmma16_held.cuh a block holds the right operand, here all of its columns, up to 128, and its warpgroups let tiles of 64
- * rows pass: of up to 64 columns each by itself, else side by side in teams, of which each has a part of the columns. These read
- * the same panels and tell one another what they have of a row's sums. The held columns change places first, so that what wgmma
- * leaves a lane is 8 neighbouring columns of each 32: sums go out from the registers that they are in, and a row's sums are those
- * of four lanes. The sums over rows of a norm's backward stay in registers, a lane's columns being always the same, and leave a
- * block as one row of partial sums; for these it has fewer warpgroups. The last rows come first: the kernel before has just written
- * them, and L2 still has them.
+ * As in wgmma16_held.cuh a block holds the right operand, here all of its columns, up to 256, backward 128, and its warpgroups let
+ * tiles of 64 rows pass: of up to 64 columns each by itself, else side by side in teams, of which each has a part of the columns.
+ * These read the same panels and tell one another what they have of a row's sums. The held columns change places first, so that
+ * what wgmma leaves a lane is 8 neighbouring columns of each 32: sums go out from the registers that they are in, and a row's sums
+ * are those of four lanes. The sums over rows of a norm's backward stay in registers, a lane's columns being always the same, and
+ * leave a block as one row of partial sums; for these it has fewer warpgroups. The last rows come first: the kernel before has just
+ * written them, and L2 still has them.
  *
  * Bytes: 2 m k, 2 k n for each block, and 2 m n for each of c, addend, normed, x and masked; 8 m of statistics; backward 12 n for
  * each block's partial sums (L2). FLOPs 2 m n k + 8 m n, of backward 14 m n. Memory bounds it. */
@@ -616,7 +616,7 @@ static __global__ void __launch_bounds__((most_crews<N, TEAM, FINISH>)*GROUP, 1)
 template <int N, int TEAM, enum ps_finish FINISH> static bool hold_rows(const struct ps_cuda_context *c, struct call &x, int &crews)
 {
     constexpr int LEAST = TEAM > 1 ? 4 : 2, MOST = most_depth<N, TEAM, FINISH>;
-    constexpr int ROOM = MOST_HELD - (TEAM > 1 ? 6 : 1) * 1024; /* teams' rooms and parameters are more */
+    constexpr int ROOM = MOST_HELD - (TEAM > 3 ? 8 : TEAM > 1 ? 6 : 1) * 1024; /* teams' rooms and parameters are more */
     x.pieces = (x.k + DEEP - 1) / DEEP;
     x.tiles_m = (int)((x.m + 63) / 64);
     x.blocks = x.tiles_m < c->multiprocessors ? x.tiles_m : c->multiprocessors;
@@ -661,7 +661,7 @@ template <typename T, enum ps_finish FINISH>
 static enum ps_status launch_norm_columns(const struct ps_cuda_context *c, const char *op, const struct ps_product *p,
                                           const struct call &x, const struct ps_gemm_finish *f)
 {
-    if (x.n > 128) {
+    if (x.n > (FINISH == PS_FINISH_SUM ? 128 : 256)) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): a norm of %d columns is not served", op, x.n);
     }
     struct norm norm = {};
@@ -675,6 +675,12 @@ static enum ps_status launch_norm_columns(const struct ps_cuda_context *c, const
     if constexpr (FINISH == PS_FINISH_SUM) {
         if (x.n > 64 && x.n <= 96) {
             return launch_norm<T, 32, 3, FINISH>(c, op, p, x, norm, f);
+        }
+    }
+    if constexpr (FINISH == PS_FINISH_RESIDUAL) {
+        if (x.n > 128) {
+            return x.n > 192 ? launch_norm<T, 64, 4, FINISH>(c, op, p, x, norm, f)
+                             : launch_norm<T, 64, 3, FINISH>(c, op, p, x, norm, f);
         }
     }
     if (x.n > 64) {
