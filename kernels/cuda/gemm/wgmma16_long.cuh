@@ -1,5 +1,5 @@
-/* gemm/wgmma16.cuh's products of many terms: blocks stay, a warpgroup to a tile of 128 rows by 128 columns, two taking turns, so
- * that the one multiplies while the other's sums go out; a third one's warp brings panels, as far ahead as the ring is long, and
+/* gemm/wgmma16.cuh's products of many terms: blocks stay, a warpgroup to a tile of 128 rows by 128 or 96 columns, two taking turns,
+ * so that the one multiplies while the other's sums go out; a third one's warp brings panels, as far ahead as the ring is long, and
  * pairs of blocks share those of the right operand. Sums over rows leave a tile as one row of partial sums; the last warpgroup of a
  * few rows of tiles to finish merges those, and the last of these merges theirs, in a fixed order.
  *
@@ -23,7 +23,7 @@ enum {
     MANY_REGISTERS = 232,
 };
 
-template <bool ACROSS> static constexpr int stage_bytes = ROWS_BYTES + right_bytes<WIDE, ACROSS>;
+template <int N, bool ACROSS> static constexpr int stage_bytes = ROWS_BYTES + right_bytes<N, ACROSS>;
 
 /* One pair a column of `count` rows of pairs, each over `rows` rows of c from `row` on: two sums, or (MOMENTS) a mean and M2,
  * merged about the first one's mean. In the first N threads. */
@@ -130,13 +130,13 @@ static __device__ __forceinline__ void gather_sums(const struct call &x, const f
 }
 
 /* One lane: a piece of the right operand's tile, and of the tile's rows, to a stage. */
-template <bool ACROSS>
+template <int N, bool ACROSS>
 static __device__ __forceinline__ void bring_panels(const CUtensorMap &a_map, const CUtensorMap &b_map, uint32_t stage,
                                                     uint32_t barrier, int tile_m, int tile_n, int piece, int rank)
 {
-    ps_mbarrier_expect(barrier, stage_bytes<ACROSS>);
+    ps_mbarrier_expect(barrier, stage_bytes<N, ACROSS>);
     ps_tensor_copy2(stage, &a_map, piece * DEEP, tile_m * ROWS, barrier);
-    bring_right<WIDE, ACROSS, CLUSTER>(b_map, stage + ROWS_BYTES, barrier, tile_n, piece, rank);
+    bring_right<N, ACROSS, CLUSTER>(b_map, stage + ROWS_BYTES, barrier, tile_n, piece, rank);
 }
 
 /* Sums over rows take room from the ring. */
@@ -144,15 +144,16 @@ template <bool COUNTED> static constexpr int long_stages = COUNTED ? MOST_STAGES
 
 /* Tiles go round by clusters, a block's to its two warpgroups in turn: a warpgroup multiplies when the other has asked for all of
  * its products, so panels are taken in the order in which they come. */
-template <typename T, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
+template <typename T, int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
 static __global__ void __launch_bounds__(LONG_THREADS, 1)
     long_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                 const __grid_constant__ struct call x)
 {
     extern __shared__ uint8_t memory[];
     __shared__ __align__(8) uint64_t barriers[2 * MOST_STAGES];
-    __shared__ float2 counted[COUNTED ? 2 : 1][COUNTED ? 8 : 1][COUNTED ? WIDE : 1];
-    constexpr int STAGE = stage_bytes<ACROSS>, COUNT = long_stages<COUNTED>;
+    __shared__ float2 counted[COUNTED ? 2 : 1][COUNTED ? 8 : 1][COUNTED ? N : 1];
+    static_assert(!COUNTED || N == WIDE, "sums over rows are of 128 columns");
+    constexpr int STAGE = stage_bytes<N, ACROSS>, COUNT = long_stages<COUNTED>;
     enum { TURN = 3 }; /* the first barrier of those by which warpgroups take turns */
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), side = warp / 4, rank = ps_cluster_rank();
     const uint32_t ring = (ps_shared_address(memory) + 1023u) & ~1023u, full = ps_shared_address(barriers),
@@ -179,7 +180,7 @@ static __global__ void __launch_bounds__(LONG_THREADS, 1)
                 const int tile_n = place % x.tiles_n, tile_m = place / x.tiles_n * CLUSTER + rank;
                 for (int piece = 0; piece < x.pieces; piece++) {
                     ps_mbarrier_wait(empty + 8 * stage, parity);
-                    bring_panels<ACROSS>(a_map, b_map, ring + stage * STAGE, full + 8 * stage, tile_m, tile_n, piece, rank);
+                    bring_panels<N, ACROSS>(a_map, b_map, ring + stage * STAGE, full + 8 * stage, tile_m, tile_n, piece, rank);
                     if (++stage == COUNT) {
                         stage = 0;
                         parity ^= 1;
@@ -196,18 +197,18 @@ static __global__ void __launch_bounds__(LONG_THREADS, 1)
         int number = side;                      /* of the tile among the block's */
         for (int place = first + side * x.strides; place < x.places; place += 2 * x.strides, number += 2) {
             const int tile_n = place % x.tiles_n, tile_m = place / x.tiles_n * CLUSTER + rank;
-            const int column0 = tile_n * WIDE;
+            const int column0 = tile_n * N;
             const struct corner corner = corner_of<2>(x, (int64_t)tile_m * ROWS + warp % 4 * 16, column0);
             struct beside next;
-            fetch<T, WIDE, 2, FINISH, COUNTED>(x, next, corner, 0);
-            call_near<T, WIDE, 2, FINISH, COUNTED>(x, corner);
+            fetch<T, N, 2, FINISH, COUNTED>(x, next, corner, 0);
+            call_near<T, N, 2, FINISH, COUNTED>(x, corner);
             if (number > 0) {
                 ps_barrier(TURN + side, 2 * GROUP);
             }
             const unsigned brought = (unsigned)number * (unsigned)x.pieces; /* before */
             int stage = (int)(brought % COUNT), before = 0;
             uint32_t parity = brought / COUNT & 1;
-            float sum[2][WIDE / 8][4]; /* of 64 rows each */
+            float sum[2][N / 8][4]; /* of 64 rows each */
             auto release = [&](int which) {
                 if (threadIdx.x % GROUP < CLUSTER) {
                     ps_mbarrier_arrive_at(empty + 8 * which, (int)threadIdx.x % GROUP);
@@ -244,8 +245,8 @@ static __global__ void __launch_bounds__(LONG_THREADS, 1)
             ps_pin(sum[0]);
             ps_pin(sum[1]);
             release(before);
-            finish_rows<T, WIDE, 2, FINISH, COUNTED, false>(x, sum, next, staged, corner, column0, drawn,
-                                                            counted[COUNTED ? side : 0] + (COUNTED ? warp % 4 : 0), NULL, true);
+            finish_rows<T, N, 2, FINISH, COUNTED, false>(x, sum, next, staged, corner, column0, drawn,
+                                                         counted[COUNTED ? side : 0] + (COUNTED ? warp % 4 : 0), NULL, true);
             if constexpr (COUNTED) {
                 if (tile_m < x.tiles_m) {
                     gather_sums<FINISH == PS_FINISH_RESIDUAL>(x, counted[side], tile_m, tile_n);
@@ -276,16 +277,16 @@ static enum ps_status open_sums(const struct ps_cuda_context *c, const char *op,
     return PS_OK;
 }
 
-template <typename T, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
-static enum ps_status launch_long(const struct ps_cuda_context *c, const char *op, const struct ps_product *p, struct call x)
+template <typename T, int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
+static enum ps_status launch_tiles(const struct ps_cuda_context *c, const char *op, const struct ps_product *p, struct call x)
 {
     CUtensorMap a, b;
-    constexpr size_t shared = long_stages<COUNTED> * stage_bytes<ACROSS> + 2 * GROUP / 32 * STAGED_BYTES + 1024;
-    auto *const kernel = long_kernel<T, ACROSS, FINISH, COUNTED>;
+    constexpr size_t shared = long_stages<COUNTED> * stage_bytes<N, ACROSS> + 2 * GROUP / 32 * STAGED_BYTES + 1024;
+    auto *const kernel = long_kernel<T, N, ACROSS, FINISH, COUNTED>;
     PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, op));
-    PS_TRY((open_maps<WIDE, ACROSS, CLUSTER>(&a, &b, p, ROWS)));
+    PS_TRY((open_maps<N, ACROSS, CLUSTER>(&a, &b, p, ROWS)));
     const int clusters = c->multiprocessors / CLUSTER;
-    x.tiles_n = (x.n + WIDE - 1) / WIDE;
+    x.tiles_n = (x.n + N - 1) / N;
     x.tiles_m = (int)((x.m + ROWS - 1) / ROWS);
     x.pieces = (x.k + DEEP - 1) / DEEP;
     x.places = (x.tiles_m + CLUSTER - 1) / CLUSTER * x.tiles_n;
@@ -295,6 +296,19 @@ static enum ps_status launch_long(const struct ps_cuda_context *c, const char *o
     }
     ps_cuda_launch_clusters(c, kernel, CLUSTER, dim3((unsigned)(x.strides * CLUSTER)), LONG_THREADS, shared, a, b, x);
     PS_CUDA_LAUNCHED(op);
+}
+
+/* Narrower tiles where they are no more. */
+template <typename T, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
+static enum ps_status launch_long(const struct ps_cuda_context *c, const char *op, const struct ps_product *p, const struct call &x)
+{
+    enum { NARROW = 96 };
+    if constexpr (!COUNTED && (FINISH == PS_FINISH_SUM || FINISH == PS_FINISH_RESIDUAL)) {
+        if (x.n > WIDE && (x.n + NARROW - 1) / NARROW == (x.n + WIDE - 1) / WIDE) {
+            return launch_tiles<T, NARROW, ACROSS, FINISH, COUNTED>(c, op, p, x);
+        }
+    }
+    return launch_tiles<T, WIDE, ACROSS, FINISH, COUNTED>(c, op, p, x);
 }
 
 } // namespace wgmma16
