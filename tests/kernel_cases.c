@@ -285,9 +285,9 @@ static int build_gemm(struct call *c, int index)
 /* Every other case with an addend, c and it dense or slices of wider rows, the bias aligned or not. */
 static int build_gemm_bias(struct call *c, int index)
 {
-    static const int64_t mnk[][3] = {{333, 64, 16},   {210, 192, 64}, {129, 63, 42},    {7, 5, 3},
-                                     {1, 16, 16},     {64, 64, 64},   {500, 384, 128},  {33, 1, 9},
-                                     {4099, 128, 32}, {40, 48, 672},  {8601, 200, 388}, {22678, 136, 16}};
+    static const int64_t mnk[][3] = {{333, 64, 16},    {210, 192, 64},   {129, 63, 42},  {7, 5, 3},       {1, 16, 16},
+                                     {64, 64, 64},     {500, 384, 128},  {33, 1, 9},     {4099, 128, 32}, {40, 48, 672},
+                                     {8601, 200, 388}, {22678, 136, 16}, {700, 160, 640}};
     if (index >= 8 * LENGTH(mnk)) {
         return 0;
     }
@@ -351,13 +351,12 @@ static void make_whole(struct call *c, int slot, int halves)
     }
 }
 
-/* Rows of one tile, of several, of so many that sums are merged twice, and of several tiles a warp of 132 multiprocessors; float32
- * takes the larger of them. */
+/* Rows of one tile, of several, of so many that sums are merged twice, and of several tiles a warp of 132 multiprocessors; the last
+ * two have tiles of 96 columns, one a block and two. float32 takes the larger of them. */
 static const int64_t finished_sizes[][3] = {
-    {333, 64, 16},     {129, 48, 16},    {2, 16, 16},      {7, 8, 8},         {500, 384, 128},  {4099, 128, 40},
-    {9001, 24, 16},    {260, 200, 72},   {65, 136, 264},   {300, 16, 520},    {128, 40, 192},   {2500, 192, 96},
-    {2061, 1128, 520}, {4097, 232, 520}, {1100, 72, 1032}, {1700, 376, 1096}, {36111, 72, 128}, {1027, 264, 264},
-    {1500, 200, 344},  {700, 160, 640},  {4100, 288, 1000}};
+    {333, 64, 16},    {129, 48, 16},     {2, 16, 16},      {7, 8, 8},        {500, 384, 128},  {4099, 128, 40},   {9001, 24, 16},
+    {260, 200, 72},   {65, 136, 264},    {300, 16, 520},   {128, 40, 192},   {2500, 192, 96},  {2061, 1128, 520}, {4097, 232, 520},
+    {1100, 72, 1032}, {1700, 376, 1096}, {36111, 72, 128}, {1027, 264, 264}, {1500, 200, 344}, {700, 160, 640},   {6000, 288, 520}};
 
 /* Rows so many that each of 132 multiprocessors holds several tiles of columns, of one slice and of two. */
 static const int64_t held_sizes[][3] = {{22678, 136, 16}, {21701, 72, 16}, {25609, 200, 16}, {54919, 200, 16}};
@@ -437,7 +436,7 @@ static int build_gemm_finish_normed(struct call *c, int index)
     static const int64_t more[][3] = {{60000, 32, 64},   {40011, 64, 72},  {9000, 40, 1000},  {700, 64, 1280},  {700, 32, 1280},
                                       {34001, 128, 136}, {17001, 96, 200}, {9000, 80, 200},   {1001, 120, 704}, {200, 104, 8},
                                       {5000, 72, 64},    {9001, 144, 288}, {20003, 160, 160}, {700, 192, 448},  {17001, 256, 256},
-                                      {301, 200, 320},   {1001, 136, 8},   {70, 248, 72}};
+                                      {301, 200, 320},   {17001, 136, 8},  {9001, 200, 8},    {70, 248, 72}};
     static const char *const names[] = {"residual, LayerNorm",  "residual, RMSNorm", "sum, LayerNorm, masked",
                                         "sum, RMSNorm, masked", "sum, LayerNorm",    "sum, RMSNorm"};
     const int size = index / LENGTH(names), which = index % LENGTH(names), centred = which % 2 == 0, masked = which / 2 == 1;

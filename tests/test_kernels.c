@@ -159,6 +159,18 @@ static enum ps_status compose_head_sums(const struct ps_kernels *k, const struct
 
 /* ---- one case ---- */
 
+/* The most terms behind which a norm of n columns is served in 16 bits; up to 96 columns more are. */
+static int64_t most_terms(int64_t n, int forward)
+{
+    if (n <= 64) {
+        return INT64_MAX;
+    }
+    if (n <= 128) {
+        return 704;
+    }
+    return !forward || n > 256 ? 0 : n <= 192 ? 448 : 320;
+}
+
 /* Case `index` as tables of this kind take it; 0 when there is none. */
 static int build_for(enum ps_type kind, struct call *c, int (*build)(struct call *c, int index), int index)
 {
@@ -169,9 +181,8 @@ static int build_for(enum ps_type kind, struct call *c, int (*build)(struct call
         call_round(c, kind);
         c->may_refuse |= c->op == PS_OP_gemm_bias;
         if (c->op == PS_OP_gemm_finish && c->operands[20].buffer >= 0) { /* a norm of rows: of so many columns and terms */
-            const int64_t *b = c->operands[10].size, n = b[1];
-            const int forward = c->operands[16].buffer >= 0;
-            c->may_refuse = b[0] > (n <= 64 ? INT64_MAX : n <= 128 ? 704 : !forward ? 0 : n <= 192 ? 448 : n <= 256 ? 320 : 0);
+            const int64_t *b = c->operands[10].size;
+            c->may_refuse = b[0] > most_terms(b[1], c->operands[16].buffer >= 0);
         }
         if (c->op == PS_OP_attention || c->op == PS_OP_attention_backward) { /* the columns of q, of all pieces */
             const struct operand *q = &c->operands[c->op == PS_OP_attention ? 2 : 7];

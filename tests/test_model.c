@@ -718,6 +718,7 @@ static const struct ps_model_shape wide_shapes[] = {
     {WIDE, .d_model = 256, .d_ff = 264, .dropout = 0.2},
     {WIDE, .d_model = 264, .d_ff = 256, .dropout = 0.1, .norm_place = PS_NORM_POST, .activation = PS_GELU},
     {WIDE, .d_model = 128, .d_ff = 520, .norm = PS_NORM_BATCH, .norm_place = PS_NORM_POST, .activation = PS_GELU},
+    /* In 16 bits its norms of 160 columns are ends of products. */
     {WIDE, .d_model = 160, .d_ff = 192, .dropout = 0.1, .norm = PS_NORM_RMS, .norm_place = PS_NORM_POST}};
 enum { WIDE_SHAPES = sizeof wide_shapes / sizeof *wide_shapes };
 

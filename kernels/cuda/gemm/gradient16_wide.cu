@@ -6,8 +6,8 @@
  * multiprocessors in one launch better than in four.
  *
  * A tile is 128 columns of the one operand, `high`, by 128, 192 or 256 of the other, `wide`, the same width in a launch; two
- * warpgroups have 64 of high's columns each and all of wide's, both operands read across as they lie. high is x, or dy where that
- * leaves less of the tiles empty (turned: of d_model 160 192 columns in place of 256), and dw is written turned then. Blocks go in
+ * warpgroups have 64 of high's columns each and all of wide's, both operands read across as they lie. high is x, or dy where steps
+ * bring fewer columns then (turned: d_model 160 fills 192 columns of tiles, not 256), and dw is written turned. Blocks go in
  * pairs, clusters of two, whose tiles lie below one another or side by side: the panels that both read are brought once, by the one
  * or the other block, to both. A ninth warp brings panels, as many steps ahead as shared memory has stages, and goes on to the
  * block's next tile while the last one's sums go out.
@@ -57,7 +57,7 @@ struct problem {
     CUtensorMap high, wide;
     float *dw, *db;             /* db: or NULL */
     int m, n, tiles_m, tiles_n; /* high's columns, wide's */
-    bool turned;                /* high is dy, dw [n, m]; else x, and [m, n] */
+    bool turned;                /* high is dy and dw [n, m]; else high is x and dw [m, n] */
     bool below;                 /* a pair's tiles lie below one another, else side by side */
     int pairs, pairs_n;         /* all, and those of a row of pairs */
     int first;                  /* pair among the launch's */
@@ -236,7 +236,7 @@ template <int WIDE> static __device__ __forceinline__ struct spot spot_of(const 
 }
 
 /* Two columns of a row, if there are any: their number is even. No other thread of a launch adds to the same ones, so that the bits
- * do not depend on the order. */
+ * do not depend on the order. What is below 2^-126 becomes 0 there. */
 static __device__ __forceinline__ void add_two(float *row, int left, int j, int apart, float first, float second)
 {
     if (8 * j < left && apart == 1) {
@@ -518,7 +518,7 @@ bool ps_cuda_gradient16_wide_serves(const struct ps_product *p)
            (uintptr_t)p->c.data % 16 == 0;
 }
 
-/* Measured: a side beyond 128 leaves half of gradient16.cu's last tiles empty. */
+/* Measured (docs/experiments/products.md): of a side beyond 128 gradient16.cu's last tiles are often mostly empty. */
 bool ps_cuda_gradient16_wide_wanted(int64_t outputs, int64_t side)
 {
     return outputs > (side > HIGH * EDGE ? LEAST_OUTPUTS / 2 : LEAST_OUTPUTS);

@@ -88,7 +88,7 @@ enum ps_status ps_cuda_gradient16_product(const struct ps_kernels *k, const stru
 enum ps_status ps_cuda_gradient16_products(const struct ps_kernels *k, const struct ps_product *each, int count);
 
 /* gemm/gradient16_wide.cu: the larger of those. _serves: m and n are such as it takes; _wanted: it is the faster where all that it
- * serves have so many outputs, and the one of them whose shorter side is longest has `side`. All of the same k. */
+ * serves have so many outputs together, and the longest of their shorter sides is `side`. All of the same k. */
 bool ps_cuda_gradient16_wide_serves(const struct ps_product *product);
 bool ps_cuda_gradient16_wide_wanted(int64_t outputs, int64_t side);
 enum ps_status ps_cuda_gradient16_wide_products(const struct ps_cuda_context *context, const struct ps_product *each, int count);
