@@ -653,8 +653,8 @@ static enum ps_status plan(const struct ps_cuda_context *c, const struct ps_prod
             p->dw = (float *)each[i].c.data;
             p->db = each[i].sums;
             p->first = tried.pairs;
-            const int64_t turned = pair_up(p, &each[i], wide, true), straight = pair_up(p, &each[i], wide, false);
-            time += turned < straight ? pair_up(p, &each[i], wide, true) : straight;
+            const bool turned = pair_up(p, &each[i], wide, true) < pair_up(p, &each[i], wide, false);
+            time += pair_up(p, &each[i], wide, turned);
             tried.pairs += p->pairs;
         }
         if (time < least) {
