@@ -46,7 +46,6 @@ enum {
     THREADS = MULTIPLY_THREADS + 32 + 32 * SUM_WARPS,
     LANES = 8,    /* of the second kernel: those that share a column's sums */
     TOGETHER = 4, /* fours that a thread of it adds */
-    EARLY = 8,    /* steps before its end that a whole tile's part of dw is asked for */
     MOST_PARTS = 8,
     LEAST_OUTPUTS = 1 << 18,
     MOST_OUTPUTS = 1 << 26, /* of a problem; its pairs' sums of columns fit the workspace then */
@@ -167,23 +166,7 @@ template <int WIDE> struct place {
     }
 };
 
-/* The part-th of EARLY parts of a tile of dw, to which the multiplying warps soon add, to L2. */
-template <int WIDE> static __device__ __forceinline__ void prefetch_sums(const struct tile &tile, int part)
-{
-    const struct problem &p = tile.of;
-    const int high = HIGH * EDGE, wide = WIDE * EDGE, length = p.turned ? p.m : p.n /* of a row of dw */;
-    const int share = (p.turned ? wide : high) / EARLY, row = (p.turned ? tile.n * wide : tile.m * high) + part * share;
-    const int column = p.turned ? tile.m * high : tile.n * wide;
-    const int rows = min(share, (p.turned ? p.n : p.m) - row), columns = min(p.turned ? high : wide, length - column);
-    const float *from = p.dw + (int64_t)row * length + column;
-#pragma unroll 1
-    for (int i = 0; i < rows && columns > 0; i++, from += length) {
-        ps_bulk_prefetch(from, (uint32_t)sizeof(float) * columns);
-    }
-}
-
-/* One lane: panels of all steps. Those that both blocks read the one or the other brings to both. A whole tile's part of dw comes
- * to L2 beside the last ones. */
+/* One lane: panels of all steps. Those that both blocks read the one or the other brings to both. */
 template <int WIDE>
 static __device__ __forceinline__ void fetch(const struct problems &x, uint32_t ring, uint32_t full, uint32_t empty, int cluster,
                                              int rank)
@@ -209,9 +192,6 @@ static __device__ __forceinline__ void fetch(const struct problems &x, uint32_t 
                 } else if (j % BLOCKS == rank) {
                     ps_tensor_copy2_to(to + j * PANEL, map, column, row, barrier, (1 << BLOCKS) - 1);
                 }
-            }
-            if (piece.pair < x.whole && piece.steps - s <= EARLY) {
-                prefetch_sums<WIDE>(tile, EARLY - (piece.steps - s));
             }
         }
     }
