@@ -15,7 +15,11 @@
 #include "tests/random_values.h"
 #include "tests/real16.h"
 
-enum { MAX_TENSORS = 32, GUARD = 64 };
+enum {
+    MAX_TENSORS = 32,
+    GUARD = 64,
+    MANY = 1 << 16, /* values, from which on threads share a loop over them */
+};
 
 /* Which type a tensor has follows from the table. */
 enum role { REAL, PARAMETER, STATISTICS, DOUBLE, INDEX };
@@ -126,11 +130,15 @@ static inline void place_strided(struct call *c, int slot, enum role role, enum 
     if (mode == OUT || call_left_out(c)) {
         return;
     }
-    int64_t count = operand_count(o);
+    const int64_t count = operand_count(o);
+    const uint64_t random = c->random;
+#pragma omp parallel for if (o->dense && count >= MANY) /* else elements may share their place */
     for (int64_t i = 0; i < count; i++) {
-        double x = random_normal(&c->random);
+        uint64_t own = random_behind(random, 2 * i);
+        const double x = random_normal(&own);
         values[operand_at(o, i)] = fill == POSITIVE ? (float)(0.5 + fabs(x)) : x;
     }
+    c->random = random_behind(random, 2 * count);
 }
 
 static inline void place_dense(struct call *c, int slot, enum role role, enum mode mode, enum fill fill, int rank,
@@ -191,7 +199,9 @@ static inline void call_round(struct call *c, enum ps_type type)
 {
     for (int i = 0; i < c->buffers; i++) {
         double *values = c->values + c->buffer[i].begin;
-        for (int64_t j = 0; c->buffer[i].role == REAL && j < c->buffer[i].count; j++) {
+        const int64_t count = c->buffer[i].role == REAL ? c->buffer[i].count : 0;
+#pragma omp parallel for if (count >= MANY)
+        for (int64_t j = 0; j < count; j++) {
             values[j] = rounded_to(type, values[j]);
         }
     }

@@ -100,6 +100,7 @@ static inline void image_make(struct image *image, const struct table *t, const 
     memcpy(image->before, &c->state, sizeof c->state);
     for (int i = 0; i < c->buffers; i++) {
         enum ps_type type = role_type(t->kernels, c->buffer[i].role);
+#pragma omp parallel for if (c->buffer[i].count >= MANY)
         for (int64_t j = 0; j < c->buffer[i].count; j++) {
             store(image->before + image->at[i], type, j, c->values[c->buffer[i].begin + j]);
         }
@@ -263,6 +264,7 @@ static inline void check_close(struct outcome *o, const struct table *t, const s
         enum ps_type expected_type = expected->role == INDEX ? PS_I32 : PS_F64;
         int64_t count = operand_count(output);
         double difference = 0, norm = 0, bound = ps_type_bytes(type) == 2 ? bounds.real16 : bounds.others;
+#pragma omp parallel for reduction(+ : difference, norm) if (count >= MANY)
         for (int64_t j = 0; j < count; j++) {
             double result = load(image->after + image->at[output->buffer], type, operand_at(output, j));
             double right = load(reference->after + reference->at[expected->buffer], expected_type, operand_at(expected, j));

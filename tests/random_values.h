@@ -5,9 +5,17 @@
 #include <math.h>
 #include <stdint.h>
 
+#define RANDOM_STEP 0x9e3779b97f4a7c15u /* splitmix64's */
+
+/* The state behind so many draws. */
+static inline uint64_t random_behind(uint64_t random, int64_t draws)
+{
+    return random + (uint64_t)draws * RANDOM_STEP;
+}
+
 static inline uint64_t random_bits(uint64_t *random)
 {
-    uint64_t z = *random += 0x9e3779b97f4a7c15u; /* splitmix64 */
+    uint64_t z = *random += RANDOM_STEP;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
     return z ^ z >> 31;
@@ -18,7 +26,7 @@ static inline double random_uniform(uint64_t *random)
     return ((double)(random_bits(random) >> 11) + 0.5) * 0x1p-53;
 }
 
-/* Unit normal, rounded to float. */
+/* Unit normal, rounded to float, by two draws. */
 static inline double random_normal(uint64_t *random)
 {
     double radius = sqrt(-2 * log(random_uniform(random)));

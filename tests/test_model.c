@@ -2175,7 +2175,7 @@ static struct stepped run_steps(const char *backend, enum ps_precision precision
     memset(updates, 0, sizeof updates);
     const struct ps_optimizer_options options = {
         .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .weight_decay = 0.01, .gradient_scale = m->gradient_scale};
-    const double rates[ONE_STEPS] = {1e-2, 1e-2, 2e-2, 1e-2, 1e-2, 1e-2, 5e-3, 1e-3};
+    const double rates[ONE_STEPS] = {1e-3, 1e-3, 2e-3, 1e-3, 1e-3, 1e-3, 5e-4, 1e-4};
     struct ps_optimizer optimizer;
     OK(ps_optimizer_open(f.k, f.count, m->layout->decayed, &options, rates, ONE_STEPS, &optimizer));
     for (int i = 0; i < ONE_STEPS; i++) {

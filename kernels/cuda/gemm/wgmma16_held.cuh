@@ -1,8 +1,8 @@
-/* gemm/wgmma16.cuh's products of few terms: a block holds a slice of the right operand's columns, and each of its four warpgroups
- * takes tiles of 64 rows of its own, alone. Its first thread brings the next tile's rows as soon as this one's have been multiplied
- * for the last time, so a warpgroup's rows are on their way, another's sums too, while a third one multiplies, and no warpgroup
- * waits for another. Sums over rows stay in shared memory until the last tile; the last block of a slice merges the blocks' in a
- * fixed order.
+/* gemm/wgmma16.cuh's products of few terms: a block holds a slice of the right operand's columns, and each of its four or six
+ * warpgroups takes tiles of 64 rows of its own, alone. Its first thread brings the next tile's rows as soon as this one's have been
+ * multiplied for the last time, so a warpgroup's rows are on their way, another's sums too, while a third one multiplies, and no
+ * warpgroup waits for another. Sums over rows stay in shared memory until the last tile; the last block of a slice merges the
+ * blocks' in a fixed order.
  *
  * Bytes: 2 m k for each slice, from L2 but for the first; 2 k n for as many blocks as a slice has; and 2 m n for c and for each
  * tensor beside it. FLOPs 2 m n k. Memory bounds it, then what follows the products. */
@@ -17,7 +17,8 @@ namespace wgmma16
 {
 
 enum {
-    CREWS = 4, /* warpgroups, each with tiles of 64 rows */
+    CREWS = 4,      /* warpgroups, each with tiles of 64 rows */
+    MORE_CREWS = 6, /* the same, of 80 registers a thread */
     HELD_THREADS = CREWS * GROUP,
     MOST_DEPTH = 8,         /* panels of a crew's ring */
     MOST_HELD = 226 * 1024, /* bytes of shared memory */
@@ -25,14 +26,14 @@ enum {
 
 /* All threads: barriers for the right operand and, behind it, for each crew's ring; where READERS share one, half of these are
  * theirs. */
-template <int READERS = 1>
+template <int READERS = 1, int ALL_CREWS = CREWS>
 static __device__ __forceinline__ void open_barriers(const CUtensorMap &a_map, const CUtensorMap &b_map, uint32_t held_full)
 {
     if (threadIdx.x == 0) {
         ps_tensor_prefetch(&a_map);
         ps_tensor_prefetch(&b_map);
-        for (int i = 0; i < 1 + CREWS * MOST_DEPTH; i++) {
-            ps_mbarrier_init(held_full + 8 * i, i > CREWS * MOST_DEPTH / 2 ? READERS : 1);
+        for (int i = 0; i < 1 + ALL_CREWS * MOST_DEPTH; i++) {
+            ps_mbarrier_init(held_full + 8 * i, i > ALL_CREWS * MOST_DEPTH / 2 ? READERS : 1);
         }
         ps_mbarrier_publish();
     }
@@ -141,28 +142,28 @@ static constexpr int counted_bytes = !COUNTED ? 0 : N * (int)sizeof(float2) + (F
 template <int N, enum ps_finish FINISH, bool COUNTED>
 static constexpr int bias_bytes = FINISH == PS_FINISH_SUM && !COUNTED ? N * 4 : 0;
 
-template <typename T, int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
-static __global__ void __launch_bounds__(HELD_THREADS, 1)
+template <typename T, int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED, int ALL_CREWS>
+static __global__ void __launch_bounds__(ALL_CREWS *GROUP, 1)
     held_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                 const __grid_constant__ struct call x)
 {
     extern __shared__ uint8_t memory[];
-    __shared__ __align__(8) uint64_t barriers[1 + CREWS * MOST_DEPTH];
-    __shared__ int rows_counted[HELD_THREADS / 32];
-    constexpr int RIGHT = right_bytes<N, ACROSS>, WARPS = HELD_THREADS / 32;
+    __shared__ __align__(8) uint64_t barriers[1 + ALL_CREWS * MOST_DEPTH];
+    __shared__ int rows_counted[ALL_CREWS * GROUP / 32];
+    constexpr int RIGHT = right_bytes<N, ACROSS>, THREADS = ALL_CREWS * GROUP, WARPS = THREADS / 32;
     constexpr bool MOMENTS = FINISH == PS_FINISH_RESIDUAL;
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), side = warp / 4;
     const int block = (int)ps_divide(blockIdx.x, x.by_slices), slice = (int)blockIdx.x - block * x.slices;
     const int first_chunk = slice * x.chunks, chunks = min(x.chunks, x.tiles_n - first_chunk);
     const uint32_t held = (ps_shared_address(memory) + 1023u) & ~1023u, rings = held + x.chunks * x.pieces * RIGHT;
-    const uint32_t ring = rings + side * x.depth * PANEL, staging = rings + CREWS * x.depth * PANEL;
+    const uint32_t ring = rings + side * x.depth * PANEL, staging = rings + ALL_CREWS * x.depth * PANEL;
     const uint32_t held_full = ps_shared_address(barriers), full = held_full + 8 + 8 * MOST_DEPTH * side;
     uint8_t *const sums = memory + (staging + WARPS * x.staged - ps_shared_address(memory));
     constexpr bool PLAIN = FINISH == PS_FINISH_SUM && !COUNTED; /* if it has no addend */
     float *const bias = (float *)sums;
     float2 *const counted = (float2 *)sums;
     float *const pivots = (float *)(counted + WARPS * x.chunks * N);
-    open_barriers(a_map, b_map, held_full);
+    open_barriers<1, ALL_CREWS>(a_map, b_map, held_full);
     auto hold_right = [&]() {
         if (threadIdx.x == 0) {
             uint32_t to = held;
@@ -176,13 +177,13 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
     };
     begin_with(x, hold_right);
     if (PLAIN) {
-        for (int i = (int)threadIdx.x; i < chunks * N; i += HELD_THREADS) {
+        for (int i = (int)threadIdx.x; i < chunks * N; i += THREADS) {
             const int column = first_chunk * N + i;
             bias[i] = x.bias && column < x.n ? x.bias[column] : 0.0f;
         }
         __syncthreads();
     }
-    const int first = side * x.blocks + block, stride = CREWS * x.blocks;
+    const int first = side * x.blocks + block, stride = ALL_CREWS * x.blocks;
     int coming = first, coming_piece = 0, coming_stage = 0; /* the leader's: what it brings next */
     auto bring = [&]() {
         if (coming < x.tiles_m) {
@@ -279,30 +280,35 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
  * one tile of them leaves a ring room. The unit is what 64 columns of a tile take a warpgroup while four are at work. What counts:
  * a block's columns, and beyond them those of the warpgroup that has the most, each tile's end, and its panels; the right operand's
  * way to shared memory; the rows, which every slice reads; a ring that has not the next tile's. Fitted to 364 products of sizes
- * drawn at random on an H200, the rows' part to steps: docs/experiments/products.md. */
-template <int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
+ * drawn at random on an H200, the rows' part and that of more crews to steps: docs/experiments/products.md. */
+template <int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED, int ALL_CREWS = CREWS>
 static double hold(const struct ps_cuda_context *c, struct call &x)
 {
+    constexpr int WARPS = ALL_CREWS * GROUP / 32;
+    constexpr bool MORE = ALL_CREWS > CREWS;
+    constexpr double ALONE = MORE ? 1.15 : 1.0 /* a warpgroup's own tiles */, ROWS = MORE ? 0.56e-7 : 0.28e-7,
+                     RING = MORE ? 0.5 : 1.0;
     const bool plain = FINISH == PS_FINISH_SUM && !COUNTED && !x.addend;
     const bool floats = FINISH == PS_FINISH_SUM || FINISH == PS_FINISH_RESIDUAL;
     x.staged = floats && !plain ? STAGED_BYTES : STAGED_BYTES / 2;
     x.pieces = (x.k + DEEP - 1) / DEEP;
     x.tiles_n = (x.n + N - 1) / N;
     x.tiles_m = (int)((x.m + 63) / 64);
-    const int room = MOST_HELD - 1024 - HELD_THREADS / 32 * x.staged, right = x.pieces * right_bytes<N, ACROSS>;
-    const int each = right + HELD_THREADS / 32 * counted_bytes<N, FINISH, COUNTED> + bias_bytes<N, FINISH, COUNTED>;
+    const int room = MOST_HELD - 1024 - WARPS * x.staged, right = x.pieces * right_bytes<N, ACROSS>;
+    const int each = right + WARPS * counted_bytes<N, FINISH, COUNTED> + bias_bytes<N, FINISH, COUNTED>;
     const double columns = (x.n < N ? (x.n + 31) / 32 * 32 : N) / 64.0;
     double least = INFINITY;
     for (int slices = 1; slices <= x.tiles_n && slices <= 4 * c->multiprocessors; slices++) {
-        const int chunks = (x.tiles_n + slices - 1) / slices, depth = (room - chunks * each) / (CREWS * PANEL);
+        const int chunks = (x.tiles_n + slices - 1) / slices, depth = (room - chunks * each) / (ALL_CREWS * PANEL);
         if (depth < 2 || (chunks > 1 && depth < x.pieces)) {
             continue;
         }
         int blocks = c->multiprocessors / slices;
         blocks = blocks < 1 ? 1 : blocks > x.tiles_m ? x.tiles_m : blocks;
-        const int tiles = (x.tiles_m + blocks - 1) / blocks, most = (tiles + CREWS - 1) / CREWS; /* a block's, a warpgroup's */
-        const double cost = chunks * (tiles * columns / CREWS + most * (0.6 * columns + 0.33)) + 0.2 * x.pieces * most +
-                            1.1 * chunks * right / 65536.0 + 0.28e-7 * slices * (double)x.m * x.k + (depth < 2 * x.pieces);
+        const int tiles = (x.tiles_m + blocks - 1) / blocks;  /* a block's */
+        const int most = (tiles + ALL_CREWS - 1) / ALL_CREWS; /* a warpgroup's */
+        const double cost = chunks * (tiles * columns / CREWS + most * ALONE * (0.6 * columns + 0.33)) + 0.2 * x.pieces * most +
+                            1.1 * chunks * right / 65536.0 + ROWS * slices * (double)x.m * x.k + RING * (depth < 2 * x.pieces);
         if (cost < least) {
             least = cost;
             x.slices = slices;
@@ -314,15 +320,16 @@ static double hold(const struct ps_cuda_context *c, struct call &x)
     return least;
 }
 
-template <typename T, int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
+template <typename T, int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED, int ALL_CREWS = CREWS>
 static enum ps_status launch_held(const struct ps_cuda_context *c, const char *op, const struct ps_product *p, struct call x)
 {
+    constexpr int THREADS = ALL_CREWS * GROUP;
     CUtensorMap a, b;
     const int shared =
-        1024 + x.chunks * x.pieces * right_bytes<N, ACROSS> + CREWS * x.depth * PANEL +
-        HELD_THREADS / 32 * (x.staged + x.chunks * counted_bytes<N, FINISH, COUNTED>)+x.chunks * bias_bytes<N, FINISH, COUNTED>;
+        1024 + x.chunks * x.pieces * right_bytes<N, ACROSS> + ALL_CREWS * x.depth * PANEL +
+        THREADS / 32 * (x.staged + x.chunks * counted_bytes<N, FINISH, COUNTED>)+x.chunks * bias_bytes<N, FINISH, COUNTED>;
     x.by_slices = ps_divisor_make(x.slices);
-    auto *const kernel = held_kernel<T, N, ACROSS, FINISH, COUNTED>;
+    auto *const kernel = held_kernel<T, N, ACROSS, FINISH, COUNTED, ALL_CREWS>;
     PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, op));
     PS_TRY((open_maps<N, ACROSS, 1>(&a, &b, p, 64)));
     if (COUNTED) {
@@ -333,7 +340,7 @@ static enum ps_status launch_held(const struct ps_cuda_context *c, const char *o
         x.partials = (float2 *)c->workspace;
         x.tickets = c->tiles_done;
     }
-    ps_cuda_launch(c, kernel, dim3((unsigned)(x.slices * x.blocks)), HELD_THREADS, (size_t)shared, a, b, x);
+    ps_cuda_launch(c, kernel, dim3((unsigned)(x.slices * x.blocks)), THREADS, (size_t)shared, a, b, x);
     PS_CUDA_LAUNCHED(op);
 }
 
