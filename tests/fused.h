@@ -2,9 +2,8 @@
 #ifndef PS_TESTS_FUSED_H
 #define PS_TESTS_FUSED_H
 
-#include <check.h>
-
 #include "kernels/kernels.h"
+#include "tests/checks.h"
 
 /* This build and the first CUDA device have the fused encoder. */
 static inline int fused_encoder(void)

@@ -358,10 +358,11 @@ static const int64_t finished_sizes[][3] = {
     {260, 200, 72},   {65, 136, 264},    {300, 16, 520},   {128, 40, 192},   {2500, 192, 96},  {2061, 1128, 520}, {4097, 232, 520},
     {1100, 72, 1032}, {1700, 376, 1096}, {36111, 72, 128}, {1027, 264, 264}, {1500, 200, 344}, {700, 160, 640},   {6000, 288, 520}};
 
-/* Rows so many that each of 132 multiprocessors holds several tiles of columns, of one slice and of two; in the last two an
- * activation and its slope have six warpgroups a block. */
-static const int64_t held_sizes[][3] = {{22678, 136, 16}, {21701, 72, 16}, {25609, 200, 16},
-                                        {54919, 200, 16}, {19501, 200, 8}, {34001, 40, 72}};
+/* Rows so many that each of 132 multiprocessors holds several tiles of columns, of one slice and of two. In the first and the last
+ * three an activation and its slope have six warpgroups a block: with a tile each, two tiles of columns each, two turns of two
+ * panels. */
+static const int64_t held_sizes[][3] = {{22678, 136, 16}, {21701, 72, 16}, {25609, 200, 16}, {54919, 200, 16},
+                                        {34001, 40, 72},  {19501, 200, 8}, {23000, 136, 72}};
 
 /* Every end, with sums over rows and without, of weights as they lie and turned. Of an activation some keep no slope. */
 static int build_gemm_finish(struct call *c, int index)

@@ -2,7 +2,6 @@
 #ifndef PS_TESTS_MODEL_FIXTURE_H
 #define PS_TESTS_MODEL_FIXTURE_H
 
-#include <check.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +10,7 @@
 #include "kernels/philox.h"
 #include "model/layer.h"
 #include "model/model.h"
+#include "tests/checks.h"
 #include "tests/real16.h"
 
 #define OK(expression) ck_assert_msg((expression) == PS_OK, "%s: %s", #expression, ps_error_message())

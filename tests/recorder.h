@@ -3,11 +3,11 @@
 #ifndef PS_TESTS_RECORDER_H
 #define PS_TESTS_RECORDER_H
 
-#include <check.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/exchange.h"
+#include "tests/checks.h"
 
 enum recorded_kind { RECORDED_SUM, RECORDED_BESIDE, RECORDED_JOIN, RECORDED_GATHER };
 

@@ -2,7 +2,6 @@
 #ifndef PS_TESTS_RUN_H
 #define PS_TESTS_RUN_H
 
-#include <check.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
@@ -19,6 +18,7 @@
 #include <unistd.h>
 
 #include "kernels/status.h"
+#include "tests/checks.h"
 
 #define OK(expression) ck_assert_msg((expression) == PS_OK, "%s: %s", #expression, ps_error_message())
 

@@ -2,13 +2,13 @@
 #ifndef PS_TESTS_SEAL_H
 #define PS_TESTS_SEAL_H
 
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "data/files.h"
 #include "src/digest.h"
+#include "tests/checks.h"
 
 static inline void seal(const char *path)
 {

@@ -2,10 +2,9 @@
 #ifndef PS_TESTS_TABLES_H
 #define PS_TESTS_TABLES_H
 
-#include <check.h>
-
 #include "kernels/cpu/cpu.h"
 #include "kernels/kernels.h"
+#include "tests/checks.h"
 #include "tests/length.h"
 
 struct table {

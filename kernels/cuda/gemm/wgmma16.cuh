@@ -18,37 +18,33 @@ namespace wgmma16
 
 /* Which kernel: held where the rows are read few times or the outputs are more, else the long one. Tiles may be wide where the sums
  * go out as they are or by an activation, and where the last one is not half empty; else the registers are better spent on what
- * follows, or with an activation and its slope on more warpgroups. Measured on an H200, docs/experiments/products.md. */
+ * follows. Where they are not wide, an activation or its slope may have more warpgroups. Measured on an H200,
+ * docs/experiments/products.md. */
 template <typename T, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
 static enum ps_status launch_columns(const struct ps_cuda_context *c, const char *op, const struct ps_product *p,
                                      const struct call &x)
 {
     enum { MOST_TERMS = 512, READ_AT_MOST = 2304 /* terms of a row, over all slices */ };
-    constexpr bool MORE = FINISH == PS_FINISH_ACTIVATION || FINISH == PS_FINISH_SLOPE;
-    constexpr bool WIDER = MORE || (FINISH == PS_FINISH_SUM && !COUNTED);
+    constexpr bool SLOPES = FINISH == PS_FINISH_ACTIVATION || FINISH == PS_FINISH_SLOPE;
+    constexpr bool WIDER = SLOPES || (FINISH == PS_FINISH_SUM && !COUNTED);
     const int rest = x.n % WIDE;
     auto few = [&](const struct call &held) { return x.k <= MOST_TERMS && (x.n > x.k || held.slices * x.k <= READ_AT_MOST); };
-    struct call held = x;
+    struct call held = x, wide = x;
     if (x.n <= 32) {
         return hold<32, ACROSS, FINISH, COUNTED>(c, held) < INFINITY && few(held)
                    ? launch_held<T, 32, ACROSS, FINISH, COUNTED>(c, op, p, held)
                    : launch_long<T, ACROSS, FINISH, COUNTED>(c, op, p, x);
     }
-    struct call more = x, wide = x;
     const double cost = hold<64, ACROSS, FINISH, COUNTED>(c, held);
-    double least = cost;
-    if constexpr (MORE) {
-        const double other = hold<64, ACROSS, FINISH, COUNTED, MORE_CREWS>(c, more);
-        least = few(more) ? fmin(cost, other) : cost;
-    }
     if constexpr (WIDER) {
-        if (x.n > 64 && !(rest > 0 && rest <= 64) && !x.addend && hold<WIDE, ACROSS, FINISH, COUNTED>(c, wide) < least &&
+        if (x.n > 64 && !(rest > 0 && rest <= 64) && !x.addend && hold<WIDE, ACROSS, FINISH, COUNTED>(c, wide) < cost &&
             few(wide)) {
             return launch_held<T, WIDE, ACROSS, FINISH, COUNTED>(c, op, p, wide);
         }
     }
-    if constexpr (MORE) {
-        if (least < cost) {
+    if constexpr (SLOPES) {
+        struct call more = x;
+        if (hold<64, ACROSS, FINISH, COUNTED, MORE_CREWS>(c, more) < cost && few(more)) {
             return launch_held<T, 64, ACROSS, FINISH, COUNTED, MORE_CREWS>(c, op, p, more);
         }
     }

@@ -17,11 +17,11 @@ namespace wgmma16
 {
 
 enum {
-    CREWS = 4,      /* warpgroups, each with tiles of 64 rows */
-    MORE_CREWS = 6, /* the same, of 80 registers a thread */
-    HELD_THREADS = CREWS * GROUP,
-    MOST_DEPTH = 8,         /* panels of a crew's ring */
-    MOST_HELD = 226 * 1024, /* bytes of shared memory */
+    CREWS = 4,                    /* warpgroups, each with tiles of 64 rows */
+    MORE_CREWS = 6,               /* of some with an activation or its slope, which 80 registers a thread hold */
+    HELD_THREADS = CREWS * GROUP, /* of those that sum over rows, and of most others */
+    MOST_DEPTH = 8,               /* panels of a crew's ring */
+    MOST_HELD = 226 * 1024,       /* bytes of shared memory */
 };
 
 /* All threads: barriers for the right operand and, behind it, for each crew's ring; where READERS share one, half of these are
@@ -147,6 +147,7 @@ static __global__ void __launch_bounds__(ALL_CREWS *GROUP, 1)
     held_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                 const __grid_constant__ struct call x)
 {
+    static_assert(!COUNTED || ALL_CREWS == CREWS, "gather_held has HELD_THREADS");
     extern __shared__ uint8_t memory[];
     __shared__ __align__(8) uint64_t barriers[1 + ALL_CREWS * MOST_DEPTH];
     __shared__ int rows_counted[ALL_CREWS * GROUP / 32];
@@ -285,9 +286,8 @@ template <int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED, int ALL_CREWS
 static double hold(const struct ps_cuda_context *c, struct call &x)
 {
     constexpr int WARPS = ALL_CREWS * GROUP / 32;
-    constexpr bool MORE = ALL_CREWS > CREWS;
-    constexpr double ALONE = MORE ? 1.15 : 1.0 /* a warpgroup's own tiles */, ROWS = MORE ? 0.56e-7 : 0.28e-7,
-                     RING = MORE ? 0.5 : 1.0;
+    constexpr bool BY_MORE = ALL_CREWS > CREWS; /* the weights of what a warpgroup does alone, of its ring, and of rows in L2 */
+    constexpr double ALONE = BY_MORE ? 1.15 : 1.0, RING = BY_MORE ? 0.5 : 1.0, ROWS = BY_MORE ? 0.56e-7 : 0.28e-7;
     const bool plain = FINISH == PS_FINISH_SUM && !COUNTED && !x.addend;
     const bool floats = FINISH == PS_FINISH_SUM || FINISH == PS_FINISH_RESIDUAL;
     x.staged = floats && !plain ? STAGED_BYTES : STAGED_BYTES / 2;
@@ -307,6 +307,9 @@ static double hold(const struct ps_cuda_context *c, struct call &x)
         blocks = blocks < 1 ? 1 : blocks > x.tiles_m ? x.tiles_m : blocks;
         const int tiles = (x.tiles_m + blocks - 1) / blocks;  /* a block's */
         const int most = (tiles + ALL_CREWS - 1) / ALL_CREWS; /* a warpgroup's */
+        if (BY_MORE && most == (tiles + CREWS - 1) / CREWS) { /* no fewer turns than by four */
+            continue;
+        }
         const double cost = chunks * (tiles * columns / CREWS + most * ALONE * (0.6 * columns + 0.33)) + 0.2 * x.pieces * most +
                             1.1 * chunks * right / 65536.0 + ROWS * slices * (double)x.m * x.k + RING * (depth < 2 * x.pieces);
         if (cost < least) {
