@@ -1,6 +1,5 @@
 /* A build_ function for each operation, or two, which makes one of its cases; at the end the table of all. PS_TEST_FULL=1 adds the
  * sizes of a training step and random ones. */
-#include <check.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -8,6 +7,7 @@
 #include <string.h>
 
 #include "tests/asked.h"
+#include "tests/checks.h"
 #include "tests/kernel_cases.h"
 #include "tests/length.h"
 

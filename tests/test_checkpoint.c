@@ -3,7 +3,6 @@
  * test.json.
  *
  * PS_TEST_FULL=1: 3,000 random damages and every byte of HDF5's own structures, instead of 200 and a part. */
-#include <check.h>
 #include <dirent.h>
 #include <hdf5.h>
 #include <inttypes.h>

@@ -1,6 +1,5 @@
 /* The config: every kind of error names file, line, key, value and what would do; overrides; the resolved text reads back bit for
  * bit; the committed configs load; what may change on resume. */
-#include <check.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <math.h>

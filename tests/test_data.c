@@ -1,5 +1,4 @@
 /* data/: files, splits, windows, scaling, shuffling, prefetch, import and the two programs that make files. */
-#include <check.h>
 #include <float.h>
 #include <ftw.h>
 #include <hdf5.h>

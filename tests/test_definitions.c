@@ -1,6 +1,5 @@
 /* The double reference, which all other tables are compared with, against the definitions of kernels.h: values computed here, and
  * slopes for what goes backward. */
-#include <check.h>
 #include <complex.h>
 #include <math.h>
 #include <stdint.h>

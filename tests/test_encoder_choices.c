@@ -1,6 +1,5 @@
 /* Which kernels of level layer serve which shape on an H200 (132 multiprocessors, 227 KB of shared memory a block), by the name
  * that bench and train print and checkpoints record: another choice means other bits, and shows here first. Needs no GPU. */
-#include <check.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -1,5 +1,4 @@
 /* Files made to harm: what libhdf5 does with them stays in a child process, and what they say is checked before it is believed. */
-#include <check.h>
 #include <ftw.h>
 #include <glob.h>
 #include <hdf5.h>

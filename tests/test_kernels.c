@@ -4,7 +4,6 @@
  * PS_TEST_TIME=1 prints the time of every case; PS_TEST_FULL=1 adds the sizes of a training step and random ones; PS_TEST_SMALL=1
  * takes CUDA's tables and small cases alone, for compute-sanitizer (scripts/sanitize_gpu.sh). PS_TEST_SHARD=I/N shares the lines of
  * ps_operations out among N processes: with an N above their number it is line I alone, from 0 on. */
-#include <check.h>
 #include <limits.h>
 #include <malloc.h>
 #include <math.h>

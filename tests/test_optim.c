@@ -1,5 +1,4 @@
 /* The optimiser against a plain loop in double, and the schedules against values worked out by hand. */
-#include <check.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,6 @@
 /* Random bits: Philox's known answers, by itself and as the operations of every table draw them.
  *
  * PS_TEST_SMALL=1 takes CUDA's tables and small tensors alone, for compute-sanitizer. */
-#include <check.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,5 @@
 /* CUDA's products beyond the cases of parity: of more than 2^31 elements, sums of many terms, and tables of the library's
  * algorithms that were chosen by timing. */
-#include <check.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>

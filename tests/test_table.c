@@ -1,5 +1,4 @@
 /* What stands around the operations: opening a table, names, hooks and counts; tensors' descriptions; messages. */
-#include <check.h>
 #include <stdint.h>
 #include <string.h>
 

@@ -149,9 +149,9 @@ static __global__ void __launch_bounds__(ALL_CREWS *GROUP, 1)
 {
     static_assert(!COUNTED || ALL_CREWS == CREWS, "gather_held has HELD_THREADS");
     extern __shared__ uint8_t memory[];
-    __shared__ __align__(8) uint64_t barriers[1 + ALL_CREWS * MOST_DEPTH];
-    __shared__ int rows_counted[ALL_CREWS * GROUP / 32];
     constexpr int RIGHT = right_bytes<N, ACROSS>, THREADS = ALL_CREWS * GROUP, WARPS = THREADS / 32;
+    __shared__ __align__(8) uint64_t barriers[1 + ALL_CREWS * MOST_DEPTH];
+    __shared__ int rows_counted[WARPS];
     constexpr bool MOMENTS = FINISH == PS_FINISH_RESIDUAL;
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), side = warp / 4;
     const int block = (int)ps_divide(blockIdx.x, x.by_slices), slice = (int)blockIdx.x - block * x.slices;
@@ -286,7 +286,8 @@ template <int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED, int ALL_CREWS
 static double hold(const struct ps_cuda_context *c, struct call &x)
 {
     constexpr int WARPS = ALL_CREWS * GROUP / 32;
-    constexpr bool BY_MORE = ALL_CREWS > CREWS; /* the weights of what a warpgroup does alone, of its ring, and of rows in L2 */
+    constexpr bool BY_MORE = ALL_CREWS > CREWS;
+    /* Weights of what a warpgroup does alone, of a ring that has not the next tile's, and of the rows that slices read. */
     constexpr double ALONE = BY_MORE ? 1.15 : 1.0, RING = BY_MORE ? 0.5 : 1.0, ROWS = BY_MORE ? 0.56e-7 : 0.28e-7;
     const bool plain = FINISH == PS_FINISH_SUM && !COUNTED && !x.addend;
     const bool floats = FINISH == PS_FINISH_SUM || FINISH == PS_FINISH_RESIDUAL;
