@@ -2002,32 +2002,41 @@ static void take_rounded(struct call *c, int slot, double *values)
 /* mixed and logsum that belong to q, k, v (slots 5 to 9), heads of q and k so many columns wide, in all their pieces. */
 static void fill_attention(struct call *c, const int64_t *size, int64_t columns, double scale)
 {
-    int64_t matrices = size[0] * size[1], N = size[2], e = size[3], rows = matrices * N;
-    double *heads = malloc((size_t)(rows * (2 * columns + e) + N) * sizeof *heads);
+    if (call_left_out(c)) {
+        return;
+    }
+    const int64_t matrices = size[0] * size[1], N = size[2], e = size[3], rows = matrices * N;
+    double *const heads = malloc((size_t)(rows * (2 * columns + e)) * sizeof *heads);
     ck_assert_ptr_nonnull(heads);
-    double *keys = heads + rows * columns, *values = keys + rows * columns, *weight = values + rows * e;
+    double *const keys = heads + rows * columns, *const values = keys + rows * columns;
     take_rounded(c, 7, heads);
     take_rounded(c, 8, keys);
     take_rounded(c, 9, values);
-    for (int64_t r = 0; r < rows; r++) {
-        const double *q = heads + r * columns, *k = keys + r / N * N * columns, *v = values + r / N * N * e;
-        double sum = 0;
-        for (int64_t j = 0; j < N; j++) {
-            double score = 0;
-            for (int64_t i = 0; i < columns; i++) {
-                score += q[i] * k[j * columns + i];
-            }
-            weight[j] = exp(scale * score);
-            sum += weight[j];
-        }
-        set_value(c, 6, r, log(sum));
-        for (int64_t i = 0; i < e; i++) {
-            double mixed = 0;
+#pragma omp parallel
+    {
+        double *const weight = malloc((size_t)N * sizeof *weight);
+#pragma omp for
+        for (int64_t r = 0; r < rows; r++) {
+            const double *const q = heads + r * columns, *const k = keys + r / N * N * columns, *const v = values + r / N * N * e;
+            double sum = 0;
             for (int64_t j = 0; j < N; j++) {
-                mixed += weight[j] * v[j * e + i];
+                double score = 0;
+                for (int64_t i = 0; i < columns; i++) {
+                    score += q[i] * k[j * columns + i];
+                }
+                weight[j] = exp(scale * score);
+                sum += weight[j];
             }
-            set_value(c, 5, r * e + i, mixed / sum);
+            set_value(c, 6, r, log(sum));
+            for (int64_t i = 0; i < e; i++) {
+                double mixed = 0;
+                for (int64_t j = 0; j < N; j++) {
+                    mixed += weight[j] * v[j * e + i];
+                }
+                set_value(c, 5, r * e + i, mixed / sum);
+            }
         }
+        free(weight);
     }
     free(heads);
 }

@@ -330,8 +330,8 @@ START_TEST(test_masked_bits)
 END_TEST
 
 /* Values of an operation's largest case; 0: any. Large ones show nothing here: with PS_TEST_SMALL, so that a run a hundred times
- * slower ends in minutes; of operations that no GPU does here, since no kernel of the CPU's takes another way beyond 2^18 values; and
- * under AddressSanitizer, where the reference takes minutes for them, of all. */
+ * slower ends in minutes; of operations that no GPU does here, since no kernel of the CPU's takes another way beyond 2^18 values;
+ * and under AddressSanitizer, where the reference takes minutes for them, of all. */
 static int64_t most_values(enum ps_op op)
 {
     enum {
