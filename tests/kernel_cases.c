@@ -285,9 +285,9 @@ static int build_gemm(struct call *c, int index)
 /* Every other case with an addend, c and it dense or slices of wider rows, the bias aligned or not. */
 static int build_gemm_bias(struct call *c, int index)
 {
-    static const int64_t mnk[][3] = {{333, 64, 16},    {210, 192, 64},   {129, 63, 42},  {7, 5, 3},       {1, 16, 16},
-                                     {64, 64, 64},     {500, 384, 128},  {33, 1, 9},     {4099, 128, 32}, {40, 48, 672},
-                                     {8601, 200, 388}, {22678, 136, 16}, {700, 160, 640}};
+    static const int64_t mnk[][3] = {{333, 64, 16},    {210, 192, 64},   {129, 63, 42},   {7, 5, 3},       {1, 16, 16},
+                                     {64, 64, 64},     {500, 384, 128},  {33, 1, 9},      {4099, 128, 32}, {40, 48, 672},
+                                     {8601, 200, 388}, {22678, 136, 16}, {700, 160, 640}, {17001, 72, 8}};
     if (index >= 8 * LENGTH(mnk)) {
         return 0;
     }
@@ -1923,18 +1923,19 @@ static int build_attention_edges(struct call *c, int index)
 
 /* Short sequences as the model has them, all heads side by side in rows, of every number of tiles of 16 rows: heads that fill a box
  * of the copy engine, in part or more than one, of each of its widths; then heads of which each has boxes that it does not fill;
- * then as many sequences as give each multiprocessor all the blocks that it holds. */
+ * then as many sequences as give each multiprocessor all the blocks that it holds, and the widest boxes of few long ones. */
 static int attention_rows_size(int index, int64_t *size)
 {
     static const int64_t patches[] = {5, 16, 17, 31, 42, 48, 63, 64, 66, 80, 91, 96, 98, 112, 120, 128},
                          heads[2][5] = {{16, 3, 1, 2, 1}, {5, 4, 6, 3, 2}},
                          unfilled[2][5] = {{24, 40, 56, 72, 104}, {24, 48, 88, 96, 112}},
-                         many[][4] = {{700, 5, 42, 8}, {700, 3, 42, 16}, {700, 2, 33, 32}, {900, 1, 63, 16}, {400, 8, 17, 8}};
+                         others[][4] = {{700, 5, 42, 8}, {700, 3, 42, 16}, {700, 2, 33, 32}, {900, 1, 63, 16},
+                                        {400, 8, 17, 8}, {1, 2, 109, 32},  {1, 2, 128, 32}};
     const int width = index % 5, of = index / 5 % LENGTH(patches), form = index / 5 / LENGTH(patches);
     if (form > 1) {
         const int last = index - 2 * 5 * LENGTH(patches);
-        memcpy(size, many[last % LENGTH(many)], sizeof *many);
-        return last < LENGTH(many);
+        memcpy(size, others[last % LENGTH(others)], sizeof *others);
+        return last < LENGTH(others);
     }
     size[0] = of < 2 ? 13 : 5 - of % 3 - form;
     size[1] = form ? 1 + (of + width) % 2 : heads[of % 2][width];

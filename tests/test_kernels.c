@@ -338,10 +338,14 @@ static int64_t most_values(enum ps_op op)
         MOST_VALUES = 1000000,
         MOST_SANITIZED = 150000,
         MOST_OF_PRODUCTS = 8000000, /* of which some kernels take turns only when there are many */
+        MOST_OF_BIASED = 1500000,   /* of which wide tiles are taken when there are many rows */
         MOST_OF_HEADS = 2600000,    /* of which long attention has other kernels when there are many */
     };
     if (asked("PS_TEST_SMALL")) {
-        return op == PS_OP_gemm_finish ? MOST_OF_PRODUCTS : op == PS_OP_attention_backward ? MOST_OF_HEADS : MOST_VALUES;
+        return op == PS_OP_gemm_finish          ? MOST_OF_PRODUCTS
+               : op == PS_OP_gemm_bias          ? MOST_OF_BIASED
+               : op == PS_OP_attention_backward ? MOST_OF_HEADS
+                                                : MOST_VALUES;
     }
     if (asked("PS_TEST_FULL")) {
         return 0;

@@ -5,7 +5,7 @@
  * are 48 KB a step of 64 rows, for 1,024 clocks of wgmma. And a layer's four gradients are few such tiles, which fill the
  * multiprocessors in one launch better than in four.
  *
- * A tile is 128 columns of the one operand, `high`, by 128, 192 or 256 of the other, `wide`, the same width in a launch; two
+ * A tile is 128 columns of the one operand, `high`, by 192 or 256 of the other, `wide`, the same width in a launch; two
  * warpgroups have 64 of high's columns each and all of wide's, both operands read across as they lie. high is x, or dy where steps
  * bring fewer columns then (turned: d_model 160 fills 192 columns of tiles, not 256), and dw is written turned. Blocks go in
  * pairs, clusters of two, whose tiles lie below one another or side by side: the panels that both read are brought once, by the one
@@ -36,7 +36,7 @@ enum {
     PANEL = EDGE * 128, /* bytes */
     DEEP = 16 * 128,    /* of which one wgmma reads */
     HIGH = 2,           /* panels of high in a tile, a warpgroup each */
-    MOST_WIDE = 4,      /* of wide */
+    MOST_WIDE = 4,      /* of wide; or one less: tiles of two always take longer than either */
     RING = 25,          /* of all stages, at most */
     STAGES = 6,         /* at most */
     BLOCKS = 2,         /* of a cluster */
@@ -622,7 +622,7 @@ static enum ps_status launch(const struct ps_cuda_context *c, const struct ps_pr
 static enum ps_status plan(const struct ps_cuda_context *c, const struct ps_product *each, int count, struct problems *x)
 {
     int64_t least = INT64_MAX;
-    for (int wide = MOST_WIDE; wide >= 2; wide--) {
+    for (int wide = MOST_WIDE; wide >= MOST_WIDE - 1; wide--) {
         struct problems tried = {};
         tried.wide = wide;
         tried.count = count;
@@ -659,7 +659,7 @@ template <typename T> static enum ps_status products(const struct ps_cuda_contex
 {
     struct problems x;
     PS_TRY(plan(c, each, count, &x));
-    return x.wide == 4 ? launch<T, 4>(c, each, &x) : x.wide == 3 ? launch<T, 3>(c, each, &x) : launch<T, 2>(c, each, &x);
+    return x.wide == MOST_WIDE ? launch<T, MOST_WIDE>(c, each, &x) : launch<T, MOST_WIDE - 1>(c, each, &x);
 }
 
 enum ps_status ps_cuda_gradient16_wide_products(const struct ps_cuda_context *c, const struct ps_product *each, int count)
