@@ -151,7 +151,7 @@ static inline struct process process_start(const char *path, char *const *argume
     } else {
         ck_assert_int_eq(pipe(err), 0);
     }
-    posix_spawn_file_actions_t files; /* not fork: under AddressSanitizer it copies the pages of much memory */
+    posix_spawn_file_actions_t files; /* not fork, which copies the large page tables of AddressSanitizer */
     posix_spawn_file_actions_init(&files);
     for (int i = 0; i < 2; i++) {
         const int *pair = i == 0 ? out : err;

@@ -169,8 +169,7 @@ static void expect_said(struct result *r, const struct kind *kind, const char *f
     result_free(r);
 }
 
-/* Of so many faults one is recovered from: under AddressSanitizer a recovery, a second training, shows little that others have not.
- */
+/* Of so many faults one is recovered from: under AddressSanitizer a second training shows little that others have not. */
 #ifdef __SANITIZE_ADDRESS__
 enum { RECOVERED_OF = 5 };
 #else
