@@ -1761,7 +1761,7 @@ static int adamw_call(struct call *c, int index)
     place(c, 1, PARAMETER, ADD, NORMAL, n);
     place(c, 2, PARAMETER, ADD, NORMAL, n);
     place(c, 3, DOUBLE, ADD, POSITIVE, n);
-    place(c, 4, DOUBLE, IN, POSITIVE, asked("PS_TEST_TIME") ? 2000 : 1235); /* timing takes more steps */
+    place(c, 4, DOUBLE, IN, POSITIVE, 1235);
     place(c, 5, REAL, OUT, NORMAL, n);
     struct ps_adamw *a = &c->arguments.adamw;
     *a = (struct ps_adamw){.decayed = (shape + index) % 3 * n / 2,
@@ -2006,38 +2006,32 @@ static void fill_attention(struct call *c, const int64_t *size, int64_t columns,
     if (call_left_out(c)) {
         return;
     }
-    const int64_t matrices = size[0] * size[1], N = size[2], e = size[3], rows = matrices * N;
-    double *const heads = malloc((size_t)(rows * (2 * columns + e)) * sizeof *heads);
+    int64_t matrices = size[0] * size[1], N = size[2], e = size[3], rows = matrices * N;
+    double *heads = malloc((size_t)(rows * (2 * columns + e) + N) * sizeof *heads);
     ck_assert_ptr_nonnull(heads);
-    double *const keys = heads + rows * columns, *const values = keys + rows * columns;
+    double *keys = heads + rows * columns, *values = keys + rows * columns, *weight = values + rows * e;
     take_rounded(c, 7, heads);
     take_rounded(c, 8, keys);
     take_rounded(c, 9, values);
-#pragma omp parallel
-    {
-        double *const weight = malloc((size_t)N * sizeof *weight);
-#pragma omp for
-        for (int64_t r = 0; r < rows; r++) {
-            const double *const q = heads + r * columns, *const k = keys + r / N * N * columns, *const v = values + r / N * N * e;
-            double sum = 0;
-            for (int64_t j = 0; j < N; j++) {
-                double score = 0;
-                for (int64_t i = 0; i < columns; i++) {
-                    score += q[i] * k[j * columns + i];
-                }
-                weight[j] = exp(scale * score);
-                sum += weight[j];
+    for (int64_t r = 0; r < rows; r++) {
+        const double *q = heads + r * columns, *k = keys + r / N * N * columns, *v = values + r / N * N * e;
+        double sum = 0;
+        for (int64_t j = 0; j < N; j++) {
+            double score = 0;
+            for (int64_t i = 0; i < columns; i++) {
+                score += q[i] * k[j * columns + i];
             }
-            set_value(c, 6, r, log(sum));
-            for (int64_t i = 0; i < e; i++) {
-                double mixed = 0;
-                for (int64_t j = 0; j < N; j++) {
-                    mixed += weight[j] * v[j * e + i];
-                }
-                set_value(c, 5, r * e + i, mixed / sum);
-            }
+            weight[j] = exp(scale * score);
+            sum += weight[j];
         }
-        free(weight);
+        set_value(c, 6, r, log(sum));
+        for (int64_t i = 0; i < e; i++) {
+            double mixed = 0;
+            for (int64_t j = 0; j < N; j++) {
+                mixed += weight[j] * v[j * e + i];
+            }
+            set_value(c, 5, r * e + i, mixed / sum);
+        }
     }
     free(heads);
 }

@@ -153,11 +153,11 @@ static inline struct process process_start(const char *path, char *const *argume
     }
     posix_spawn_file_actions_t files; /* not fork, which copies the large page tables of AddressSanitizer */
     posix_spawn_file_actions_init(&files);
+    int *const pipes[] = {out, err};
     for (int i = 0; i < 2; i++) {
-        const int *pair = i == 0 ? out : err;
-        posix_spawn_file_actions_adddup2(&files, pair[1], i == 0 ? STDOUT_FILENO : STDERR_FILENO);
-        posix_spawn_file_actions_addclose(&files, pair[0]);
-        posix_spawn_file_actions_addclose(&files, pair[1]);
+        posix_spawn_file_actions_adddup2(&files, pipes[i][1], STDOUT_FILENO + i);
+        posix_spawn_file_actions_addclose(&files, pipes[i][0]);
+        posix_spawn_file_actions_addclose(&files, pipes[i][1]);
     }
     pid_t pid;
     const int failed = posix_spawn(&pid, path, &files, NULL, argv, environ);
